@@ -1,4 +1,4 @@
-"""What all tests share: a clean environment, turns for those that must run alone, and the emulated cloud on demand."""
+"""Configure all tests: a clean environment, the emulated cloud on demand."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from hypothesis import settings
 from hypothesis.internal.conjecture import providers
 from hypothesis.internal.constants_ast import Constants
+from xdist.remote import Producer
 
 # The same examples in every run, and no failure because a machine is slow: the first text that is drawn builds tables
 # for seconds where nothing is cached.
@@ -33,8 +34,8 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 from tests.kits.clouds.emulator import emulator  # noqa: E402, F401 - a fixture
-from tests.kits.runner.alone import turn  # noqa: E402
 from tests.kits.runner.downloads import cdk_command_line, kelpie_packages  # noqa: E402, F401 - fixtures
+from tests.kits.runner.order import BothEnds, rank  # noqa: E402
 from tests.kits.runner.reports import without_surrogates  # noqa: E402
 
 # Hypothesis also draws literals of all loaded modules, and no setting disables that. Without this line, the draws of a
@@ -43,24 +44,34 @@ _NO_CONSTANTS = Constants()
 providers._get_local_constants = lambda: _NO_CONSTANTS
 
 
-def pytest_collection_finish() -> None:
-    """Exclude all modules and collected tests from garbage collection.
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put the folders whose tests wait first."""
+    items.sort(key=lambda item: rank(item.path))
 
-    They live until the end, and there are millions of objects. Without this line, each `gc.collect()` of a library
-    takes about a second; Hugging Face's Trainer calls it after each training.
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> BothEnds | None:
+    """Distribute whole files from both ends of this order."""
+    return BothEnds(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect no garbage while pytest collects tests, and afterwards exclude all that exists from garbage collection.
+
+    Modules and tests live until the end, and there are millions of objects. Each `gc.collect()` of a library would
+    visit them for about a second; Hugging Face's Trainer calls it after each training.
     """
-    gc.collect()
-    gc.freeze()
-
-
-@pytest.hookimpl(wrapper=True, tryfirst=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
-    """Whoever waits for its turn is not timed yet: first of all wrappers, pytest-timeout's too."""
-    with turn(alone=item.get_closest_marker("alone") is not None):
+    gc.disable()
+    try:
         return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 @pytest.hookimpl(wrapper=True)
 def pytest_report_to_serializable() -> Generator[None, dict[str, object], object]:
-    """A worker's reports are sent as UTF-8, and what a test has logged or printed may be none: names of files."""
+    """Escape text that is no UTF-8 in a worker's report: file names in a test's log or output may have any bytes."""
     return without_surrogates((yield))

@@ -31,7 +31,7 @@ TESTS_FAILED = 1
 
 @dataclass(frozen=True)
 class Mutant:
-    """One broken line: in `file` the text `find`, which occurs once, becomes `replace`."""
+    """A broken line: in `file` the text `find`, which occurs once, becomes `replace`."""
 
     promise: str
     file: str

@@ -1,4 +1,4 @@
-"""Every store under one set of tests."""
+"""Fixtures of the conformance suite: every store runs the same tests."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from tests.kits.clouds.store_sets import Cloud, MinistackClients, memory_cloud, 
 
 @pytest.fixture(scope="session")
 def ministack_clients(emulator: Emulator) -> MinistackClients:
-    """Clients for the emulator of this session."""
+    """Return clients for the emulator of the session."""
     return MinistackClients.of(emulator)
 
 
 @pytest.fixture(scope="session")
 def second_store(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SecondStore]:
-    """Another S3 server, running."""
+    """Run a second S3 server."""
     with SecondStore(tmp_path_factory.mktemp("second") / "store") as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def served(emulator: Emulator) -> Iterator[ServedApi]:
-    """The control plane, over HTTP."""
+    """Serve the control plane over HTTP."""
     with served_api(emulator) as running:
         yield running
 
 
 @pytest.fixture
 def ministack(emulator: Emulator, ministack_clients: MinistackClients) -> Cloud:
-    """Stores on the emulated cloud."""
+    """Return stores on the emulated cloud."""
     emulator.check()
     return ministack_clients.cloud()
 
 
 @pytest.fixture(params=["memory", "moto", pytest.param("ministack", marks=pytest.mark.emulator)])
 def cloud(request: pytest.FixtureRequest) -> Iterator[Cloud]:
-    """The stores, on each of what can be beneath them."""
+    """Return the stores, on each of their implementations in turn."""
     if request.param == "memory":
         yield memory_cloud()
     elif request.param == "moto":

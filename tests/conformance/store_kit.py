@@ -1,4 +1,4 @@
-"""How tests of the stores make jobs and move them through the real rules."""
+"""Make jobs for tests of the stores, and move the jobs through the real rules."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TENANT = "acme"
 
 @contextmanager
 def counted_requests(client: Any) -> Iterator[list[str]]:
-    """The operations that a client really sends, repeats included."""
+    """Yield a list that collects the operations that a client sends, repeats included."""
     sent: list[str] = []
 
     def note(request: AWSPreparedRequest, event_name: str, **_: Any) -> None:
@@ -43,7 +43,7 @@ def counted_requests(client: Any) -> Iterator[list[str]]:
 
 
 def submission(**more: Any) -> Transaction:
-    """A new job, not yet stored."""
+    """Return the transaction that submits a new job; nothing is stored."""
     arguments: dict[str, Any] = {
         "job_id": str(uuid.uuid4()),
         "tenant": TENANT,
@@ -57,7 +57,7 @@ def submission(**more: Any) -> Transaction:
 
 
 def submit(cloud: Cloud, **more: Any) -> Job:
-    """A stored job, ready to be claimed."""
+    """Submit a job, ready to be claimed; return the job."""
     change = submission(**more)
     cloud.jobs.apply(change)
     return change.job
@@ -73,7 +73,7 @@ class Held:
     token: str | None
 
     def fence(self, now: int = NOW, **other: Any) -> Fence:
-        """What the holder proves; `other` replaces parts of it."""
+        """Return the fence of the holder's writes; `other` replaces fields of the fence."""
         arguments: dict[str, Any] = {
             "job_id": self.job.id,
             "tenant": self.job.tenant,
@@ -97,18 +97,18 @@ def claim(cloud: Cloud, job: Job, *, token: str | None = "t", machine_id: str | 
 
 
 def failed(held: Held, fence: Fence, now: int) -> Transaction:
-    """The holder gives up."""
+    """Return the transaction by which the holder fails the job."""
     report = FailRequest(job_id=held.job.id)
     return rules.fail(held.job, held.attempt, fence, report, progress=None, now=now)
 
 
 def progress_at(step: int, now: int = NOW) -> Progress:
-    """A report with numbers that are easily rounded."""
+    """Return a report with numbers that are easily rounded."""
     return Progress(step=step, total_steps=10**12, metrics={"loss": 0.1 + 0.2, "lr": 1e-300}, reported_at=now)
 
 
 def record(step: int, epoch: int = 1, **more: Any) -> CheckpointRecord:
-    """A checkpoint with numbers that are easily rounded."""
+    """Return the record of a checkpoint with numbers that are easily rounded."""
     return CheckpointRecord(
         step=step,
         epoch=epoch,
@@ -122,7 +122,7 @@ def record(step: int, epoch: int = 1, **more: Any) -> CheckpointRecord:
 
 
 def commit(cloud: Cloud, held: Held, step: int) -> Held:
-    """The holder commits a checkpoint."""
+    """Commit a checkpoint as the holder."""
     new = record(step, epoch=held.lease.epoch)
     change = checkpoint_rules.commit(held.job, held.fence(), new, now=NOW)
     cloud.jobs.apply(change)

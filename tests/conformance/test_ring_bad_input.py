@@ -158,7 +158,7 @@ def test_a_reader_that_is_slower_than_the_retention_keeps_what_it_reads(place: P
     with RingReader(open_ring(place.text), "slow", threads=False) as reader:
         old = reader.newest()
         with RingWriter(ring, "w2", threads=False) as writer:
-            for number in range(6, 24):
+            for number in range(6, 15):
                 writer.put({"x": np.full(64, number), "y": np.float32(number)})
                 ring.publish()
                 GarbageCollector(keeper_ring).collect()

@@ -68,7 +68,7 @@ def places(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Places]:
 
 
 class Scene:
-    """One ring with some samples, of which some can be read; and a process that is about to die."""
+    """A ring with some readable samples, and a process of the ring that is about to die."""
 
     def __init__(self, store: RingBackend, writer: str = "w", later_s: float = 0.0) -> None:
         self.clock = Clock()
@@ -96,11 +96,11 @@ class Scene:
 
     @property
     def own(self) -> Ring:
-        """The dying one's."""
+        """Return the ring as the dying process opens it."""
         return Ring(self.mortal, self.settings, clock=self.clock)
 
     def read_to_the_end(self) -> list[int]:
-        """What becomes readable, in its order, when all is published; and nothing that is listed is missing."""
+        """Publish everything; return the readable values in order of insertion. Each listed object must be stored."""
         found: dict[int, int] = {}
         while True:
             newest = self.ring.newest()
@@ -115,7 +115,7 @@ class Scene:
     def settle(self) -> None:
         """Time passes, others work on: leases run out, and what is not needed goes."""
         collector = GarbageCollector(self.ring, LeaseWatch(self.clock))
-        for _ in range(8):
+        for _ in range(6):
             self.clock.advance(LEASE_S / 2)
             self.writer.renew()
             self.ring.publish(at_once=True)
@@ -123,7 +123,7 @@ class Scene:
 
 
 def dies(scene: Scene, step: int, done_first: bool, act: Callable[[], object]) -> bool:
-    """Whether it died: at that step, or before it would have been done, or else it had fewer."""
+    """Run `act` on a store that dies at operation `step`; return False if `act` ended with fewer operations."""
     scene.mortal.dies_after, scene.mortal.done_first = step, done_first
     try:
         act()
@@ -147,7 +147,7 @@ def test_a_publisher_may_die_at_any_step(places: Places, done_first: bool) -> No
 
 
 def finished(scene: Scene) -> None:
-    """After the death others go on: everything that was put is read once, in its order, and all else has gone."""
+    """Let others go on after the death; check that each sample is read once, in order, and no object is left over."""
     scene.put.append(scene.one())
     values = scene.read_to_the_end()
     assert values == sorted(set(values)), "in their order, and none twice"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,8 +17,10 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.loader import RingDataset, RingLoader
 from gpu_client.ring.settings import RingSettings
 from tests.kits.ring.places import KINDS, Place, place_of
+from tests.kits.runner.fork_server import fork_context
 
 SAMPLES = 24
+FORK_SERVER = fork_context("torch.distributed", "torch.utils.data", "gpu_client.ring.reading.loader")
 
 
 @pytest.fixture(params=KINDS)
@@ -54,23 +55,34 @@ def some(loader: RingLoader, count: int) -> list[list[str]]:
     return found
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_workers_read_every_sample_once_however_they_are_begun(place: Place, start: str) -> None:
+# Each spawned worker imports torch, for two seconds.
+@pytest.mark.parametrize(("start", "workers"), [("fork", 2), ("spawn", 1)])
+def test_workers_read_every_sample_once_however_they_are_begun(place: Place, start: str, workers: int) -> None:
     dataset = RingDataset(place.text)
-    # As in a training that has looked at a sample before: what is open then is no worker's to use.
+    # A training may read a sample before its workers start: no worker may use the reader that is open then.
     assert int(dataset[3]["number"]) == 3
-    stock = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context=start)
+    stock = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=workers, multiprocessing_context=start)
     assert sorted(number for batch in stock for number in whole(batch)) == list(range(SAMPLES))
     dataset.close()
 
 
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_a_loader_with_workers_reads_what_one_without_reads(place: Place, start: str) -> None:
-    plain = some(RingLoader(place.text, batch_size=3, seed=4, group="plain"), 10)
-    loader = RingLoader(place.text, batch_size=3, seed=4, workers=2, group=start, multiprocessing_context=start)
+def test_a_loader_with_workers_reads_what_one_without_reads(place: Place) -> None:
+    require_equal_batches(place.text, "fork")
+
+
+def test_a_loader_with_spawned_workers_reads_what_one_without_reads(tmp_path: Path) -> None:
+    """At one place: that a spawned worker reads at every place is shown above."""
+    place = str(tmp_path / "ring")
+    fill(place)
+    require_equal_batches(place, "spawn")
+
+
+def require_equal_batches(place: str, start: str) -> None:
+    plain = some(RingLoader(place, batch_size=3, seed=4, group="plain"), 10)
+    loader = RingLoader(place, batch_size=3, seed=4, workers=2, group=start, multiprocessing_context=start)
     begun = some(loader, 4)
     state = json.loads(json.dumps(loader.state_dict()))
-    resumed = RingLoader(place.text, batch_size=3, seed=4, group=start)
+    resumed = RingLoader(place, batch_size=3, seed=4, group=start)
     resumed.load_state_dict(state)
     assert begun + some(resumed, 6) == plain
     assert len({name for batch in plain[:8] for name in batch}) == SAMPLES, "the first pass has all of them"
@@ -88,9 +100,8 @@ def _rank(rank: int, place: str, meeting: str, told: str) -> None:
 def test_two_ranks_of_one_training_share_all_samples(tmp_path: Path) -> None:
     place = str(tmp_path / "ring")
     fill(place)
-    context = multiprocessing.get_context("spawn")
     arguments = (place, str(tmp_path / "meeting"), str(tmp_path / "told"))
-    ranks = [context.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]
+    ranks = [FORK_SERVER.Process(target=_rank, args=(rank, *arguments)) for rank in range(2)]
     for rank in ranks:
         rank.start()
     for rank in ranks:

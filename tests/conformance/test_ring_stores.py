@@ -57,7 +57,7 @@ def opened(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 
 def without_links(_source: object, target: object) -> None:
-    """As on file systems that have no hard links: FAT, and many of clusters and clouds."""
+    """Refuse a hard link, as FAT and many file systems of clusters and clouds do."""
     raise PermissionError(errno.EPERM, os.strerror(errno.EPERM), str(target))
 
 
@@ -90,7 +90,7 @@ def test_an_object_is_made_once(opened: Opened) -> None:
 
 
 def test_a_large_sample_comes_back_bit_by_bit(opened: Opened) -> None:
-    """It is hashed while it is stored, where the store can do that."""
+    """A large sample keeps its bytes; a store that can hash while writing computes the digest during the write."""
     sample = {"image": np.random.default_rng(1).integers(0, 256, (5, 1024, 1024), np.uint8), "label": np.arange(9)}
     made = encode([flatten(sample)], Provenance("w", 1, 1, 0.0), seeds=[17])
     assert opened().create("samples/w/00000001-0000000001", made)
@@ -213,7 +213,7 @@ def test_what_a_dead_process_was_storing_is_removed_and_nothing_else(tmp_path: P
 
 
 def test_as_many_samples_as_are_published_at_a_time_are_readable_at_once(opened: Opened) -> None:
-    """Whoever puts the one that makes them so many publishes, and they wait for nobody else."""
+    """The writer that puts the last of `publish_every_samples` samples publishes all of them at once."""
     settings = RingSettings(cap=6, publish_every_samples=4, publish_interval_s=3600)
     rings = [Ring(opened(), settings) for _ in range(3)]
     writers = [RingWriter(ring, name, threads=False) for ring, name in zip(rings, ("one", "two"), strict=False)]

@@ -36,7 +36,7 @@ REPORT = "it does not report the CRC-64/NVME of what is stored"
 CREATE = "it overwrites an object in spite of If-None-Match"
 REPLACE = "it overwrites another version than If-Match names"
 
-# What is asked
+# Objects
 
 
 def missing_in(objects: MemoryObjectStore) -> list[str]:
@@ -53,7 +53,7 @@ def test_aws_s_language_spoken_well_is_enough(ministack: Cloud) -> None:
 
 
 class Claimed(MemoryObjectStore):
-    """Keeps the checksum as it was claimed."""
+    """The store that keeps the checksum that the client claims, unchecked."""
 
     def _put_object(self, signed: _Signed, sent: Mapping[str, str], data: bytes) -> tuple[int, dict[str, str], bytes]:
         claimed = sent.get("x-amz-checksum-crc64nvme")
@@ -65,7 +65,7 @@ class Claimed(MemoryObjectStore):
 
 
 class Silent(MemoryObjectStore):
-    """Checks a checksum and forgets it."""
+    """The store that checks a checksum and does not keep the checksum."""
 
     def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
         found = super().head(tenant, bucket, key)
@@ -73,7 +73,7 @@ class Silent(MemoryObjectStore):
 
 
 class Overwriting(MemoryObjectStore):
-    """Does not know `condition`."""
+    """The store that ignores the header `condition` of a PUT."""
 
     condition = "if-none-match"
 
@@ -83,13 +83,13 @@ class Overwriting(MemoryObjectStore):
 
 
 class Replacing(Overwriting):
-    """The same of replacing a version."""
+    """The store that ignores `if-match`, and thus replaces any version."""
 
     condition = "if-match"
 
 
 class Careless(MemoryObjectStore):
-    """Does not look whether a header was sent that was signed."""
+    """The store that does not require the signed header `careless_of`."""
 
     careless_of = "x-amz-checksum-crc64nvme"
 
@@ -106,7 +106,7 @@ class Careless(MemoryObjectStore):
 
 
 class Greedy(Careless):
-    """Takes any number of bytes."""
+    """The store that accepts any number of bytes."""
 
     careless_of = "content-length"
 
@@ -129,7 +129,7 @@ def test_whatever_is_missing_is_found(store: type[MemoryObjectStore], missing: l
     assert list(objects.list(TENANT, DATA_BUCKET, "", limit=9).items) == []
 
 
-# What is asked of uploads in parts
+# Uploads in parts
 
 
 def missing_of_parts(objects: MemoryObjectStore) -> list[str]:
@@ -140,14 +140,14 @@ def missing_of_parts(objects: MemoryObjectStore) -> list[str]:
 
 
 class Unseen(MemoryObjectStore):
-    """Does not list what is under way."""
+    """The store that does not list the uploads in progress."""
 
     def multiparts(self, tenant: str, bucket: str, key: str) -> Sequence[str]:
         return []
 
 
 class Unchecked(MemoryObjectStore):
-    """Does not look at the checksum of a part."""
+    """The store that does not check the checksum of a part."""
 
     def _put_part(self, signed: _Signed, sent: Mapping[str, str], data: bytes) -> tuple[int, dict[str, str], bytes]:
         answer = super()._put_part(signed, {}, data)
@@ -158,7 +158,7 @@ class Unchecked(MemoryObjectStore):
 
 
 class Forgetful(MemoryObjectStore):
-    """Forgets the checksum of a part."""
+    """The store that does not keep the checksum of a part."""
 
     def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
         found = super().stored_parts(tenant, bucket, key, upload_id)
@@ -166,7 +166,7 @@ class Forgetful(MemoryObjectStore):
 
 
 class Trusting(MemoryObjectStore):
-    """Ignores what `ignored` says of a completion."""
+    """The store that completes an upload with the arguments in `ignored` instead of the client's."""
 
     ignored: Mapping[str, Any] = {"create_only": False}
 
@@ -175,13 +175,13 @@ class Trusting(MemoryObjectStore):
 
 
 class Believing(Trusting):
-    """The same of the checksum of the whole."""
+    """The store that does not check the checksum of the completed object."""
 
     ignored: Mapping[str, Any] = {"crc64nvme": crc64nvme(b"the right bytes")}
 
 
 class Composing(MemoryObjectStore):
-    """Reports a checksum of checksums."""
+    """The store that reports a checksum of the parts' checksums."""
 
     def head(self, tenant: str, bucket: str, key: str) -> StoredObject | None:
         found = super().head(tenant, bucket, key)
@@ -189,7 +189,7 @@ class Composing(MemoryObjectStore):
 
 
 class Refusing(MemoryObjectStore):
-    """Does not know one of the requests."""
+    """The store that does not implement ListParts."""
 
     def stored_parts(self, tenant: str, bucket: str, key: str, upload_id: str) -> Sequence[StoredPart] | None:
         raise ClientError({"Error": {"Code": "NotImplemented", "Message": "no"}}, "ListParts")

@@ -40,6 +40,7 @@ def ask(cloud: Cloud, *, now: int = NOW, seed: int = 1, **more: Any) -> ClaimedJ
         "tenant": TENANT,
         "key_id": "k",
         "token_sha256": "a" * 64,
+        "tags": {},
         "shards": 1,
         "now": now,
         "random": SeededRandomness(seed),
@@ -189,10 +190,12 @@ def test_peeking_changes_nothing(cloud: Cloud) -> None:
     submit(cloud, shard=0, now=NOW)
     best = submit(cloud, shard=1, priority=60)
     for _ in range(2):
-        found = peek_next(cloud.jobs, WorkQuery(), tenant=TENANT, shards=2, now=NOW, original=False)
+        found = peek_next(cloud.jobs, WorkQuery(), tenant=TENANT, tags={}, shards=2, now=NOW, original=False)
         assert found == best
-    assert peek_next(cloud.jobs, WorkQuery(), tenant=TENANT, shards=2, now=NOW, original=True) is None
-    assert peek_next(cloud.jobs, WorkQuery(queue="x"), tenant=TENANT, shards=2, now=NOW, original=False) is None
+    assert peek_next(cloud.jobs, WorkQuery(), tenant=TENANT, tags={}, shards=2, now=NOW, original=True) is None
+    assert (
+        peek_next(cloud.jobs, WorkQuery(queue="x"), tenant=TENANT, tags={}, shards=2, now=NOW, original=False) is None
+    )
     assert len(cloud.members("ready")) == 2
 
 

@@ -1,4 +1,4 @@
-"""The same random life of a few jobs, on the twins and on the emulated cloud: equal outcomes, equal reads."""
+"""Test one random life of a few jobs on the twins and on the emulated cloud: equal outcomes, equal reads."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ POLICY = Policy(
 
 @dataclass
 class Life:
-    """One run: everything drawn by chance comes from the seed and from what the store answered."""
+    """A run of random calls on one store; seed and answers of the store determine every draw."""
 
     cloud: Cloud
     seed: int
@@ -118,6 +118,7 @@ class Life:
             tenant=TENANT,
             key_id="k",
             token_sha256=self.chance.token(),
+            tags={},
             shards=2,
             now=self.now,
             random=self.chance,
@@ -224,7 +225,7 @@ class Life:
         return self.cloud.tokens.redeem(self.random.choice(self.tokens), self.now)
 
     def readings(self) -> dict[str, object]:
-        """Everything that can be read at the end."""
+        """Return everything that the stores let a caller read at the end of a run."""
         jobs, leases = self.cloud.jobs, self.cloud.leases
         ids = sorted({job.id for job in self.old})
         found: dict[str, object] = {

@@ -99,8 +99,10 @@ def test_the_store_remembers_the_last_finished_tick(cloud: Cloud) -> None:
 
 def test_fleets_are_listed_by_tenant_and_replaced_by_version(cloud: Cloud) -> None:
     store = cloud.fleet
+    assert not store.any_fleet()
     for one in (fleet("b"), fleet("a"), fleet("a", tenant="rival")):
         store.put_fleet(one)
+    assert store.any_fleet()
     assert store.fleets() == [fleet("a"), fleet("b"), fleet("a", tenant="rival")]
     assert store.fleets("rival") == [fleet("a", tenant="rival")]
     assert store.fleets("riv") == []
@@ -150,6 +152,7 @@ def test_a_retired_fleet_leaves_the_list_and_can_return(cloud: Cloud) -> None:
     assert (store.fleets(), store.spending()) == ([fleet()], spending)
     store.retire(fence, gone, spending.model_copy(update={"version": 2}))
     assert (store.fleets(), store.fleet(TENANT, "nights"), store.spending().version) == ([], gone, 2)
+    assert not store.any_fleet()
     back = fleet(version=3)
     cloud.jobs.apply(submission().also(PutFleet(tenant=TENANT, name="nights", version=3, record=back)))
     assert (store.fleets(), store.fleet(TENANT, "nights")) == ([back], back)
@@ -178,6 +181,8 @@ def test_a_machine_its_money_and_its_events_are_written_together_or_not_at_all(c
     assert store.ledger(TENANT, "nights") == ledger
     assert len(store.events(TENANT, "nights", limit=9)) == 2
     assert store.machine("rival", "nights", "dep-nights-1") is None
+    assert store.holdings(TENANT, "nights") == (ledger, [machine()])
+    assert store.holdings(TENANT, "night") == (Ledger(), [])
     assert store.ledger("rival", "nights") == Ledger()
     assert (store.machines(TENANT, "night"), store.events(TENANT, "night", limit=9)) == ([], [])
 
@@ -228,6 +233,19 @@ def test_ended_machines_leave_the_tick_s_list_and_failed_ones_stay_while_watched
         store.update_machine(machine("gone", version=3))
 
 
+def test_a_history_begins_at_a_time_and_numbers_its_events_in_order(cloud: Cloud) -> None:
+    store, fence = cloud.fleet, acquired(cloud.fleet)
+    for at, names in ((NOW, "ab"), (NOW + 5, "c"), (NOW + 9, "de")):
+        store.write(fence, TENANT, "nights", events=[FleetEvent(at=at, type=name) for name in names])
+    store.write(fence, TENANT, "night", events=[FleetEvent(at=NOW, type="other")])
+    found = store.history(TENANT, "nights", since=NOW + 1, limit=9)
+    assert [one.type for _, one in found] == ["c", "d", "e"]
+    assert [one.type for _, one in store.history(TENANT, "nights", since=0, limit=2)] == ["a", "b"]
+    numbers = [number for number, _ in store.history(TENANT, "nights", since=0, limit=9)]
+    assert numbers == sorted(set(numbers)) and numbers[2:] == [number for number, _ in found]
+    assert store.history("rival", "nights", since=0, limit=9) == []
+
+
 def test_the_newest_events_come_first(cloud: Cloud) -> None:
     store, fence = cloud.fleet, acquired(cloud.fleet)
     for at, name in ((NOW, "a"), (NOW + 1, "b"), (NOW, "c")):
@@ -262,7 +280,7 @@ def test_quarantines_and_orphans_are_replaced(cloud: Cloud) -> None:
     }
     assert store.quarantined(NOW + 9) == {} and set(store.quarantined(0)) == {"vast:7"}
     orphan = OrphanMachine(provider="vast", handle="7", token="dep-x", first_seen_at=NOW, last_seen_at=NOW)
-    for found in (orphan, orphan.model_copy(update={"destroyed_at": NOW + 1})):
+    for found in (orphan, orphan.model_copy(update={"last_seen_at": NOW + 1})):
         store.put_orphan(fence, found)
         assert store.orphans() == {"7": found}
 
@@ -284,9 +302,10 @@ def test_a_record_that_cannot_be_read_is_named(ministack: Cloud) -> None:
         == [one.spec.name for one in store.fleets(TENANT)]
     )
     assert [(one.tenant, one.fleet) for one in damaged] == [(TENANT, "other")]
-    with pytest.raises(DamagedRecord, match="fleet nights") as caught:
-        store.machines(TENANT, "nights")
-    assert "secret" not in str(caught.value)
+    for read in (store.machines, store.holdings):
+        with pytest.raises(DamagedRecord, match="fleet nights") as caught:
+            read(TENANT, "nights")
+        assert "secret" not in str(caught.value)
 
 
 def test_histories_are_replaced_by_the_holder_of_the_fence(cloud: Cloud) -> None:
@@ -345,7 +364,7 @@ def random_life(store: FleetStore, seed: int) -> list[object]:
         except (FenceLost, WriteConflict) as refused:
             log.append(type(refused))
     for name in ("nights", "days"):
-        log += [store.machines(TENANT, name), store.ended(TENANT, name, limit=99), store.ledger(TENANT, name)]
+        log += [store.machines(TENANT, name), store.ended(TENANT, name, limit=99), store.holdings(TENANT, name)]
         log.append(store.events(TENANT, name, limit=99))
     return log
 

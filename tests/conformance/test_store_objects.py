@@ -48,7 +48,7 @@ def checksum(data: bytes) -> str:
 def request(
     cloud: Cloud, method: str, url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
 ) -> tuple[int, dict[str, str], bytes]:
-    """What a client without any AWS code sends and gets."""
+    """Send a request without AWS code; return status, headers and body of the answer."""
     if isinstance(cloud.objects, MemoryObjectStore):
         return cloud.objects.request(method, url, headers, data or b"")
     sent = urllib.request.Request(url, data=data, headers=dict(headers or {}), method=method)
@@ -87,7 +87,7 @@ LACKING = {
     "test_a_part_that_was_sent_anew_meanwhile_is_not_taken_for_the_one_that_was_listed": "takes no part twice",
     "test_uploads_of_a_key_are_found_and_those_of_longer_keys_are_not": "answers 404 where no upload is under way",
 }
-"""What rclone's server does not do: docs/decisions/0005. A deployment refuses a store that lacks the first four."""
+"""Tests that rclone's server fails, with the reason: docs/decisions/0005. A deployment requires the first four."""
 
 
 @pytest.fixture(params=["memory", "moto", EMULATED, RCLONE])
@@ -123,6 +123,8 @@ def test_an_object_is_created_once_and_read_back(cloud: Cloud) -> None:
     assert objects.create(TENANT, DATA, "a/b.json", b"first")
     assert not objects.create(TENANT, DATA, "a/b.json", b"second")
     assert objects.read(TENANT, DATA, "a/b.json") == b"first"
+    assert objects.create(TENANT, DATA, "a/c.json", b"")
+    assert objects.read_many(TENANT, DATA, ["a/c.json", "no", "a/b.json"]) == {"a/b.json": b"first", "a/c.json": b""}
     stored = objects.head(TENANT, DATA, "a/b.json")
     assert stored is not None
     assert (stored.key, stored.size_bytes, stored.etag) == ("a/b.json", 5, "8b04d5e3775d298e78455efc5ca404d5")
@@ -133,6 +135,8 @@ def test_what_does_not_exist(cloud: Cloud) -> None:
     objects = cloud.objects
     assert objects.read(TENANT, DATA, "no") is None
     assert objects.head(TENANT, DATA, "no") is None
+    assert objects.read_many(TENANT, DATA, []) == {}
+    assert objects.read_many(TENANT, DATA, ["no", "nor this"]) == {}
     assert objects.head_many(TENANT, DATA, []) == {}
     assert objects.head_many(TENANT, DATA, ["no", "nor this"]) == {}
     assert list(objects.list(TENANT, DATA, "", limit=5).items) == []
@@ -285,7 +289,7 @@ def test_what_may_expire_is_stored_with_the_tag_that_a_lifecycle_goes_by(enforci
     kept, expiring = presigned_put(enforcing, "kept", b"data"), presigned_put(enforcing, "gone", b"data", expiring=True)
     tag = dict([EXPIRING_TAG])
     assert set(expiring.headers.items()) - set(kept.headers.items()) == {("x-amz-tagging", "=".join(EXPIRING_TAG))}
-    # It is part of the signature: who stores the object cannot leave it out.
+    # The tag is part of the signature: a client cannot leave the tag out.
     assert request(enforcing, "PUT", expiring.url, kept.headers, b"data")[0] in (400, 403)
     for name, presigned, tags in (("kept", kept, {}), ("gone", expiring, tag)):
         assert request(enforcing, "PUT", presigned.url, presigned.headers, b"data")[0] == 200

@@ -1,4 +1,4 @@
-"""Who holds which pack: every store answers alike, in every state and for everything that may have been read."""
+"""Test the references of jobs to packs: every store answers alike, in every state and after every earlier read."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def referenced_by(pack: Pack, *jobs: str, **fields: object) -> PackRecord:
 
 
 def plain(record: PackRecord | None) -> PackRecord | None:
-    """Without what tells one write from another."""
+    """Return the record without its version, which differs in each write."""
     return record.model_copy(update={"version": None}) if record else None
 
 
@@ -141,7 +141,7 @@ def test_the_broom_is_told_of_condemned_packs_alone(ministack: Cloud) -> None:
 
 
 def test_an_item_of_an_earlier_version_is_held_and_let_go_alike(ministack: Cloud) -> None:
-    """It has no version until its first write."""
+    """An item that an earlier release wrote has no `version` until its next write, and behaves as any other."""
     pack, other = a_pack(), a_pack()
     for one in (pack, other):
         hold(ministack, "me", one)
@@ -166,7 +166,7 @@ ME, OTHER = "me", "other"
 
 
 def states(cloud: Cloud) -> dict[str, Callable[[Pack], None]]:
-    """How to bring a fresh pack into each state."""
+    """Return the actions that bring a fresh pack into each state."""
 
     def held(*jobs: str, pack: Pack, doubted: bool = False, **declared: object) -> None:
         for job_id in jobs:
@@ -210,7 +210,7 @@ def test_a_write_is_refused_exactly_when_the_rules_say_so(cloud: Cloud, was: str
 def write_between(cloud: Cloud, found: PackRecord | None, make: Callable[[Pack], None], *, unchanged: bool) -> None:
     """A pack is as `make` makes it, after it was read as `found`: the conditions are those of the rules."""
     pack = a_pack()
-    # What was read, as if it had been this pack; written by nobody that has written this one.
+    # The record that was read, as if of this pack, with a version that no write of this pack has.
     seen = found.model_copy(update={"blake3": pack.blake3, "version": "another's"}) if found else None
     make(pack)
     current = read(cloud, pack)
@@ -238,7 +238,7 @@ def write_between(cloud: Cloud, found: PackRecord | None, make: Callable[[Pack],
 
 
 def test_the_rules_of_the_grid_are_the_ones_meant() -> None:
-    """Who sees a pack as it is may hold it; who saw it before it was condemned, or in other hands, may not."""
+    """A job may hold a pack that is still as the job read the pack; a pack condemned or changed since is refused."""
     pack = make_pack()
     plain = {"tenant": TENANT, **pack.model_dump()}
     held = PackRecord(**plain, jobs={ME}, version="1")

@@ -34,7 +34,7 @@ def with_history(cloud: Cloud) -> str:
 
 
 def paged(read: Any, limit: int) -> list[Any]:
-    """All items over pages of `limit`; each page but the last must be full."""
+    """Read all items in pages of `limit`; each page but the last must be full."""
     return all_pages(lambda cursor: read(limit=limit, cursor=cursor), full=limit)
 
 
@@ -82,14 +82,14 @@ def test_a_job_that_has_left_a_state_meanwhile_is_not_listed_there(
 ) -> None:
     """An index may be behind: what is listed by state is looked at once more."""
     jobs = [submit(ministack, now=NOW + n) for n in range(3)]
-    get_many = ministack.jobs.get_many
+    read_jobs = ministack.jobs._read_jobs
 
-    def behind(job_ids: Sequence[str]) -> list[Job]:
+    def behind(job_ids: Sequence[str], **more: bool) -> list[Job]:
         if ministack.jobs.get(jobs[1].id) == jobs[1]:
             ministack.jobs.apply(rules.pause(jobs[1], message="", now=NOW + 9))
-        return get_many(job_ids)
+        return read_jobs(job_ids, **more)
 
-    monkeypatch.setattr(ministack.jobs, "get_many", behind)
+    monkeypatch.setattr(ministack.jobs, "_read_jobs", behind)
     listed = ministack.jobs.list_jobs(TENANT, state=JobState.PENDING, limit=10)
     assert [job.id for job in listed.items] == [jobs[0].id, jobs[2].id]
 

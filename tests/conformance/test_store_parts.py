@@ -130,7 +130,7 @@ def test_uploads_of_a_key_are_found_and_those_of_longer_keys_are_not(enforcing: 
 
 
 def test_the_newest_upload_comes_first() -> None:
-    """Only here: whoever's clock has seconds does not tell which of two was first."""
+    """The twin lists the newest upload first; a store whose times are whole seconds cannot order two uploads."""
     cloud = memory_cloud()
     first, second = begun(cloud), begun(cloud)
     assert list(cloud.objects.multiparts(TENANT, DATA, "k")) == [second, first]

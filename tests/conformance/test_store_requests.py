@@ -1,4 +1,4 @@
-"""What each call costs, counted at the AWS client on the emulated cloud."""
+"""Count the requests of each call of the stores, at the AWS client on the emulated cloud."""
 
 from __future__ import annotations
 
@@ -35,6 +35,7 @@ def claim_any(cloud: Cloud, window: ClaimWindow | None = None) -> ClaimedJob | N
         tenant=TENANT,
         key_id="k",
         token_sha256="a" * 64,
+        tags={},
         shards=1,
         now=NOW,
         random=SeededRandomness(1),

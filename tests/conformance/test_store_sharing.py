@@ -1,4 +1,4 @@
-"""What jobs share: every store keeps the same promises."""
+"""Test the records of shared outputs: every store keeps the same promises."""
 
 from __future__ import annotations
 

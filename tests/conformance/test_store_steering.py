@@ -122,6 +122,25 @@ def test_a_lease_is_told_what_is_newest(cloud: Cloud) -> None:
         cloud.jobs.apply(update_job(ended, NOW).also(steer))
 
 
+def test_leases_of_several_seats_are_told_all_or_none(cloud: Cloud) -> None:
+    held = [claim(cloud, submit(cloud)) for _ in range(3)]
+    job = submit(cloud)
+
+    def steer(seq: int, *epochs: int) -> Transaction:
+        leases = [
+            SteerLease(job_id=one.job.id, epoch=epoch, rules_revision=0, commands_seq=seq)
+            for one, epoch in zip(held, epochs, strict=True)
+        ]
+        return update_job(job, NOW, commands_seq=seq).also(*leases)
+
+    job = written(cloud, steer(7, 1, 1, 1))
+    with pytest.raises(FenceBroken):
+        cloud.jobs.apply(steer(8, 1, 2, 1))
+    leases = [cloud.leases.get(one.job.id) for one in held]
+    assert [lease.commands_seq for lease in leases if lease is not None] == [7, 7, 7]
+    assert cloud.jobs.get(job.id) == job
+
+
 def test_the_next_attempt_begins_with_what_is_newest(cloud: Cloud) -> None:
     job = submit(cloud)
     job = written(cloud, update_job(job, NOW, rules_revision=2, commands_seq=5).put(revision(2)))
@@ -170,7 +189,7 @@ def test_nobody_notes_anything_after_the_end(cloud: Cloud) -> None:
 
 
 def test_what_a_worker_says_at_its_full_size_is_written_in_one_transaction(cloud: Cloud) -> None:
-    """Of the characters that take the most bytes: ten decisions and all statuses."""
+    """A worker's largest report (ten decisions, all statuses, four-byte characters) fits into one transaction."""
     held = claim(cloud, submit(cloud))
     wide = "\U0001f600"
     operands = {f"{number} " + wide * (MAX_OPERANDS_BYTES // 128 - 8): "-inf" for number in range(32)}

@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.names import Scope
+from baton.contract.names import KeyKind, Scope
 from functions.domain.access.api_keys import ApiKey
+from functions.domain.access.sessions import LINK_LIFE_S
 from functions.domain.errors import Refusal, WriteConflict
 from functions.domain.records import TransferGrant
-from functions.storage.dynamodb.tokens import GRANT_RETENTION_S, KEY_RETENTION_S
+from functions.storage.dynamodb.tokens import GRANT_RETENTION_S, KEY_RETENTION_S, SESSION_RETENTION_S
 from tests.conformance.store_kit import NOW, TENANT
 from tests.kits.clouds.paging import all_pages
 from tests.kits.clouds.store_sets import Cloud
@@ -43,9 +44,17 @@ def grant(token: str = "t1", **more: Any) -> TransferGrant:
 
 def test_a_key_is_read_back(cloud: Cloud) -> None:
     assert cloud.tokens.get_key("k1") is None
-    made = key(expires_at=NOW + 5, machine="nights/a1b2c3d4-nights-9f8e7d", queues=("default", "slow"))
+    made = key(expires_at=NOW + 5, machine="nights/a1b2c3d4-nights-9f8e7d", queues=("default",), tags={"team": "a"})
     cloud.tokens.put_key(made)
     assert cloud.tokens.get_key("k1") == made
+
+
+def test_a_link_and_a_token_are_read_back_and_not_listed(cloud: Cloud) -> None:
+    made = [key(kind.value, kind=kind, parent="k1", expires_at=NOW + 5) for kind in KeyKind]
+    for one in made:
+        cloud.tokens.put_key(one)
+    assert [cloud.tokens.get_key(one.id) for one in made] == made
+    assert [one.kind for one in cloud.tokens.list_keys(TENANT, limit=9).items] == [KeyKind.SESSION, KeyKind.SHARE]
 
 
 def test_a_key_id_is_given_once(cloud: Cloud) -> None:
@@ -131,6 +140,11 @@ def test_the_broom_is_told(ministack: Cloud) -> None:
     assert ministack.raw("tokens", pk="GRANT#t1")["ttl"] == {"N": str(NOW + 60 + GRANT_RETENTION_S)}
     assert "ttl" not in ministack.raw("tokens", pk="KEY#lasting")
     assert ministack.raw("tokens", pk="KEY#ending")["ttl"] == {"N": str(NOW + KEY_RETENTION_S)}
+    for kind in KeyKind:
+        ministack.tokens.put_key(key(kind.value, kind=kind, expires_at=NOW))
+        retention_s = KEY_RETENTION_S if kind is KeyKind.SHARE else SESSION_RETENTION_S
+        assert ministack.raw("tokens", pk=f"KEY#{kind.value}")["ttl"] == {"N": str(NOW + retention_s)}
+    assert SESSION_RETENTION_S > LINK_LIFE_S, "a link is used once"
 
 
 def test_no_secret_is_stored(ministack: Cloud) -> None:

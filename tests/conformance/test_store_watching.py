@@ -1,4 +1,4 @@
-"""How rules of the control plane stand, and what a group knows of its jobs: what every implementation does alike."""
+"""Test the states of the control plane's rules and the members of groups: every store behaves alike."""
 
 from __future__ import annotations
 

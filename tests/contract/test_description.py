@@ -17,11 +17,10 @@ from baton.contract.checkpoints.manifest import Chunk, Codec
 from baton.contract.errors import ERRORS, ErrorCode
 from baton.contract.names import Scope
 from baton.contract.worker.control import Decision
-from functions.api.http.openapi import describe
 from functions.api.http.route import Route, all_routes
 
 COMMITTED = Path(functions.api.__file__).with_name("openapi.json")
-DESCRIPTION = describe()
+DESCRIPTION = json.loads(COMMITTED.read_text())
 EVERY_ROUTE = pytest.mark.parametrize("route", all_routes(), ids=lambda route: route.route_key)
 
 
@@ -37,7 +36,6 @@ def test_the_committed_file_is_the_generated_one() -> None:
     assert COMMITTED.read_text() == made.stdout, (
         "run: python -m functions.api.http.openapi > functions/api/openapi.json"
     )
-    assert json.loads(made.stdout) == json.loads(json.dumps(DESCRIPTION))
 
 
 def test_nothing_is_described_that_is_no_route() -> None:
@@ -90,9 +88,9 @@ def test_the_description_says_which_decision_names_an_object_of_a_ring(
 
 
 @EVERY_ROUTE
-def test_every_route_has_a_scope_or_is_health(route: Route) -> None:
+def test_every_route_has_a_scope_or_needs_no_key(route: Route) -> None:
     said = operation(route)
-    if route.route_key == "GET /health":
+    if not route.scopes:
         assert said["security"] == [] and "x-scopes" not in said
     else:
         assert said["security"] == [{"key": []}]
@@ -151,7 +149,7 @@ def test_every_reference_leads_somewhere() -> None:
 @pytest.mark.parametrize("route", [route for route in all_routes() if route.body], ids=lambda route: route.route_key)
 def test_every_body_has_an_example_of_each_kind(route: Route) -> None:
     examples = operation(route)["requestBody"]["content"]["application/json"]["examples"]
-    assert list(examples) == [model.__name__ for model in route.body]
+    assert set(examples) == {model.__name__ for model in route.body}
     for model in route.body:
         assert examples[model.__name__]["value"]
         model.model_validate(examples[model.__name__]["value"])

@@ -1,4 +1,4 @@
-"""One local stack for all end-to-end tests; for each test a queue of its own and an eye on what it leaves behind."""
+"""Fixtures of the end-to-end tests: one local stack, a queue for each test, and a check of the test's leftovers."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from tests.kits.stack.stack import Stack
 from tests.kits.stack.workshop import Workshop
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
-    """The local stack, as a user starts it."""
+    """Run the local stack as a user starts it."""
     with Stack() as running:
         yield running
 
 
 @pytest.fixture
 def shop(stack: Stack, tmp_path: Path) -> Iterator[Workshop]:
-    """This test's workshop. Afterwards no process of it may be left, and no key or token in any log."""
+    """Yield the test's workshop; afterwards no process may be left, and no key or token in any log."""
     workshop = Workshop(stack, tmp_path)
     try:
         yield workshop

@@ -16,7 +16,7 @@ from functions.settings import ControlPlaneSettings
 
 
 class SecondStoreStack(LocalStack):
-    """Its handlers find the settings of a stage with a store of its own."""
+    """A local stack whose handlers find the settings of a stage with a second store."""
 
     def _export(self, settings: ControlPlaneSettings, emulator: Emulator, *more: Any) -> None:
         super()._export(settings, emulator, *more)

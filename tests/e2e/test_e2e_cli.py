@@ -1,4 +1,4 @@
-"""What the READMEs tell a new user to type, typed word for word: from `make local` to the fetched result."""
+"""Test the READMEs' commands for a new user, typed word for word: from `make local` to the fetched result."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.kits.waiting import until
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 ADDRESS = "http://127.0.0.1:8787"
-"""What the pages say; the test's stack takes a free port."""
+"""Address of the stack on the pages; the test's stack takes a free port."""
 
 
 def blocks(page: str, heading: str) -> list[str]:

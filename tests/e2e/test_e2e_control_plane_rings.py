@@ -32,7 +32,7 @@ SAMPLES = 12
 def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(shop: Workshop) -> None:
     stack, name = shop.stack, shop.queue
     access = ControlPlaneAccess(stack.url, stack.keys["admin"])
-    settings = RingSettings(cap=SAMPLES, publish_interval_s=0.2, lease_s=10)
+    settings = RingSettings(cap=SAMPLES, publish_interval_s=0.5, lease_s=10)
     ring = Ring.make(ControlPlaneStore(name, access), settings)
     gate = shop.gate(8)
     job = stack.client.submit(
@@ -77,7 +77,7 @@ def test_a_killed_generator_costs_at_most_a_sample_and_its_token_ends_with_it(sh
 
 
 def environment_of(process: psutil.Process) -> dict[str, str]:
-    """As it was started with."""
+    """Return the environment that the process was started with."""
     parts = Path(f"/proc/{process.pid}/environ").read_bytes().decode().split("\0")
     return dict(part.split("=", 1) for part in parts if "=" in part)
 
@@ -85,12 +85,13 @@ def environment_of(process: psutil.Process) -> dict[str, str]:
 def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_job_goes_on(
     shop: Workshop, stack: Stack
 ) -> None:
-    """Two jobs of `generator@1` whose code is their input; the samples go to the bucket by presigned URL."""
+    """Two jobs of `generator@1` receive their code as input, and send samples to the bucket by presigned URL."""
     name, access = shop.queue, ControlPlaneAccess(stack.url, stack.keys["admin"])
-    ring = Ring.make(ControlPlaneStore(name, access), RingSettings(cap=100, publish_interval_s=0.2, lease_s=10))
+    ring = Ring.make(ControlPlaneStore(name, access), RingSettings(cap=100, publish_interval_s=0.5, lease_s=10))
     for code in ("shapes_of_ring.py", "gate.py"):
         stack.write(f"{name}/{code}", (TRAINERS / code).read_bytes(), "training-data")
-    gate = shop.gate(10)
+    # A generator notes twice a second what it has made: held after 6 samples, it has noted at least 3.
+    gate = shop.gate(6)
     repository = TRAINERS.parents[2]
     jobs = [
         stack.client.submit(
@@ -109,7 +110,7 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
                 policy=Policy(heartbeat_interval_s=3, backoff_s=0, avoid_machine_s=0, stop_grace_s=20, max_failures=1),
             )
         )
-        for count, processes in ((25, 1), (30, 2))
+        for count, processes in ((14, 1), (18, 2))
     ]
     assert [stack.job(job.id).rings for job in jobs] == [[name], [name]]
     nothing = {variable: "" for variable in os.environ if variable.startswith("AWS_")}
@@ -117,7 +118,7 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
         shop.agent(f"w{number}", workspace=shop.tmp_path / f"w{number}", environment=nothing) for number in (1, 2)
     ]
     for job in jobs:
-        stack.wait_for_step(job.id, 5)
+        stack.wait_for_step(job.id, 3)
     generators = [one for one in shop.trainers() if one.cmdline()[1:3] == ["-m", "gpu_client.ring.generate"]]
     assert len(generators) == 4, "one, and two with the one that watches over them"
     for generator in generators:
@@ -134,11 +135,11 @@ def test_generators_by_recipe_need_no_credentials_and_who_gets_a_killed_one_s_jo
         pass
     newest = ring.newest()
     # Noted twice a second: of what was put since then the next attempt knows nothing, and makes as much again.
-    assert 55 <= len(newest) <= 55 + 8
+    assert 32 <= len(newest) <= 32 + 8
     assert len({slot.id for slot in newest.slots}) == len(newest)
     writers = [f"job-{jobs[0].id}", f"job-{jobs[1].id}-0", f"job-{jobs[1].id}-1"]
     assert {slot.object.writer for slot in newest.slots} == set(writers)
-    assert [read_count(ring.store, writer) for writer in writers] == [25, 15, 15]
+    assert [read_count(ring.store, writer) for writer in writers] == [14, 9, 9]
     assert set(dict(verify_objects(ring)).values()) == {""}
     with RingReader(ring, threads=False) as reader:
         found = [(reader.provenance(slot)["seed"], reader.sample(slot)["x"][0]) for slot in newest.slots]

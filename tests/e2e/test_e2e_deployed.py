@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from functions.api.operations.service_probe import PROBED_PATH, probe_api
 from functions.local.emulator import Emulator
 from functions.storage.dynamodb.fleet import DynamoFleetStore
 from functions.storage.tables import TABLES, create_tables
-from tests.kits.stack.deployment import STAGE, Deployment, run_tool
+from tests.kits.stack.deployment import DEPLOYED_HERE, STAGE, Deployment, run_tool, tool
 from tests.kits.stack.original_job import relay_to, run_whole_job
 from tests.kits.stack.stack import chain
 from tests.kits.stack.workshop import Workshop
@@ -26,13 +27,55 @@ from tests.kits.waiting import PATIENCE_S, until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 STEPS = 60
+NAME, PREFIX = f"baton-{STAGE}", f"baton-{STAGE}-"
+KEPT = {"pk": {"S": "KEY#kept"}}
 
 
 @pytest.fixture(scope="module")
-def deployment(cdk_command_line: None) -> Iterator[Deployment]:
-    """An emulated cloud of its own: what is deployed to it is there for everybody who uses it."""
-    with Emulator() as emulator, Deployment(emulator) as deployed:
+def account(cdk_command_line: None) -> Iterator[Emulator]:
+    """An emulated cloud of its own, because whatever is deployed to a cloud is there for all of its users."""
+    with Emulator() as emulator:
+        tool(emulator, "bootstrap", "aws://000000000000/us-east-1")
+        yield emulator
+
+
+@pytest.fixture(scope="module")
+def failed(account: Emulator) -> subprocess.CompletedProcess[str]:
+    """The first try to deploy, while a name is taken."""
+    account.client("events").create_event_bus(Name=NAME)
+    return run_tool(account, "deploy", *DEPLOYED_HERE)
+
+
+@pytest.fixture(scope="module")
+def deployment(account: Emulator, failed: subprocess.CompletedProcess[str]) -> Iterator[Deployment]:
+    """The second try, with the tables of the first: tables outlive even a rollback.
+
+    The emulator comes to the name that is taken before it comes to tables; AWS makes everything at once.
+    """
+    dynamodb = account.client("dynamodb")
+    create_tables(dynamodb, PREFIX)
+    dynamodb.put_item(TableName=f"{PREFIX}tokens", Item=KEPT)
+    account.client("events").delete_event_bus(Name=NAME)
+    with Deployment(account) as deployed:
         yield deployed
+
+
+def test_a_deployment_that_fails_is_rolled_back_and_names_the_remedy(
+    account: Emulator, failed: subprocess.CompletedProcess[str]
+) -> None:
+    assert failed.returncode == 1 and "already exists" in failed.stderr
+    assert failed.stderr.splitlines()[-1].startswith(f"baton: deploy of stage '{STAGE}' failed for the reason above.")
+    assert state_of(account.client("cloudformation")) == "ROLLBACK_COMPLETE"
+    assert not [one["Name"] for one in account.client("s3").list_buckets()["Buckets"] if PREFIX in one["Name"]]
+
+
+def test_a_half_finished_deployment_is_finished_by_the_same_command(deployment: Deployment) -> None:
+    cloud, dynamodb = deployment.emulator.client("cloudformation"), deployment.emulator.client("dynamodb")
+    assert state_of(cloud) == "CREATE_COMPLETE"
+    resources = cloud.describe_stack_resources(StackName=NAME)["StackResources"]
+    owned = {one["PhysicalResourceId"] for one in resources if one["ResourceType"] == "AWS::DynamoDB::Table"}
+    assert owned == {f"{PREFIX}{table.suffix}" for table in TABLES}
+    assert dynamodb.get_item(TableName=f"{PREFIX}tokens", Key=KEPT)["Item"] == KEPT
 
 
 def test_a_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> None:
@@ -69,7 +112,7 @@ def test_a_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> N
 
 
 def test_an_original_worker_s_job_survives_its_machine(deployment: Deployment, tmp_path: Path) -> None:
-    """By the relay in the worker's container: parts of 10 MiB do not fit Lambda."""
+    """The original's worker uses the relay in its container, because parts of 10 MiB do not fit Lambda."""
     with relay_to(deployment.url) as url:
         run_whole_job(deployment, url, tmp_path)
 
@@ -82,7 +125,7 @@ def test_what_happens_to_a_job_is_told_on_the_bus(deployment: Deployment) -> Non
         deployment.client.pause(job_id, message="for a while")
         deployment.client.resume(job_id)
     deployment.client.stop(jobs[0])
-    until(lambda: not ear.more() and len(ear.told) >= 10, PATIENCE_S, what="ten events on the bus", every_s=0.1)
+    until(lambda: not ear.more() and len(ear.told) >= 10, PATIENCE_S, what="ten events on the bus")
     for job_id in jobs:
         mine = ear.of_job(job_id)
         assert [(event.seq, event.type, event.at, event.data) for event in mine] == [
@@ -128,7 +171,7 @@ def test_a_webhook_is_told_by_the_deployed_line(deployment: Deployment) -> None:
 
 
 def test_an_event_of_the_folder_can_be_given_to_a_deployed_function(deployment: Deployment) -> None:
-    """As events/README.md says, by `aws lambda invoke`."""
+    """`aws lambda invoke` gives an event of the folder to a deployed function, as events/README.md says."""
     functions = deployment.emulator.client("lambda")
     payload = (Path(__file__).parents[2] / "events" / "admin" / "health.json").read_bytes()
     answer = functions.invoke(FunctionName=f"baton-{STAGE}-admin", Payload=payload)
@@ -169,32 +212,7 @@ def test_deploying_again_changes_nothing_and_loses_nothing(deployment: Deploymen
     assert deployment.job(job_id).state is JobState.PENDING
 
 
-def test_a_half_finished_deployment_is_finished_by_the_same_command(deployment: Deployment) -> None:
-    """The first try is rolled back, since a name is taken. Tables outlive even that: the next try takes them over."""
-    cloud, dynamodb = deployment.emulator.client("cloudformation"), deployment.emulator.client("dynamodb")
-    events, s3 = deployment.emulator.client("events"), deployment.emulator.client("s3")
-    to_stay = ("-c", "target=host", "--require-approval=never")
-    events.create_event_bus(Name="baton-half")
-    failed = run_tool(deployment.emulator, "deploy", *to_stay, stage="half")
-    assert failed.returncode == 1 and "already exists" in failed.stderr
-    assert failed.stderr.splitlines()[-1].startswith("baton: deploy of stage 'half' failed for the reason above.")
-    assert state_of(cloud) == "ROLLBACK_COMPLETE"
-    assert not [bucket["Name"] for bucket in s3.list_buckets()["Buckets"] if "half" in bucket["Name"]]
-    # The emulator comes to the name that is taken before it comes to tables; AWS makes everything at once.
-    create_tables(dynamodb, "baton-half-")
-    kept = {"TableName": "baton-half-tokens", "Key": {"pk": {"S": "KEY#kept"}}}
-    dynamodb.put_item(TableName=kept["TableName"], Item=kept["Key"])
-    events.delete_event_bus(Name="baton-half")
-    done = run_tool(deployment.emulator, "deploy", *to_stay, stage="half")
-    assert done.returncode == 0, done.stderr
-    assert state_of(cloud) == "CREATE_COMPLETE"
-    resources = cloud.describe_stack_resources(StackName="baton-half")["StackResources"]
-    owned = {one["PhysicalResourceId"] for one in resources if one["ResourceType"] == "AWS::DynamoDB::Table"}
-    assert owned == {f"baton-half-{table.suffix}" for table in TABLES}
-    assert dynamodb.get_item(**kept)["Item"] == kept["Key"]
-
-
 def state_of(cloud: Any) -> str:
-    """Of the stage `half`."""
-    state: str = cloud.describe_stacks(StackName="baton-half")["Stacks"][0]["StackStatus"]
+    """Return the status of the stack."""
+    state: str = cloud.describe_stacks(StackName=NAME)["Stacks"][0]["StackStatus"]
     return state

@@ -1,5 +1,5 @@
-"""Dreambooth with prior preservation through real processes: killed twice, and class images made once in all. So they
-are if the machine dies while they are being made.
+"""Dreambooth with prior preservation through real processes: killed twice, once while it makes its class images, which
+are made once in all.
 
 Each attempt runs on a machine of its own: another workspace, another home, no cache.
 """
@@ -7,13 +7,8 @@ Each attempt runs on a machine of its own: another workspace, another home, no c
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import uuid
-import zipfile
-from collections.abc import Iterator
-from contextlib import contextmanager
-from io import BytesIO
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,24 +21,25 @@ from safetensors.torch import load, load_file
 from baton.contract.jobs.job import InputRef, JobState, JobSubmit, JobView
 from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.names import SHARED_PARTS
+from gpu_client.training import dreambooth_lora
 from gpu_client.training.dreambooth.model.lora import WEIGHTS_FILE
 from gpu_client.training.dreambooth.sampling.shared_images import SHARED_FILE
 from tests.kits.dreambooth.photographs import save_crops
 from tests.kits.dreambooth.tiny_pipelines import save_tiny_sd, save_tiny_sdxl
 from tests.kits.stack.control_plane import TRAINERS
-from tests.kits.stack.stack import ROOT, AgentProcess, clean_environment
+from tests.kits.stack.stack import ROOT, AgentProcess
 from tests.kits.stack.workshop import Workshop
 from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
-CLASS_IMAGES = 4
+CLASS_IMAGES = 6
 SAVED = {"sd": save_tiny_sd, "sdxl": save_tiny_sdxl}
 PIPELINES = {"sd": diffusers.StableDiffusionPipeline, "sdxl": diffusers.StableDiffusionXLPipeline}
 
 
 class Studio:
-    """One base model, some photographs in storage, and machines of which none knows another."""
+    """A base model, photographs in storage, and machines that share no disk."""
 
     def __init__(self, shop: Workshop, kind: str) -> None:
         self.shop = shop
@@ -59,7 +55,7 @@ class Studio:
             "pretrained_model_name_or_path": str(self.base),
             "pretrained_vae_model_name_or_path": str(self.base),
             "resolution": 64,
-            "max_train_steps": 40,
+            "max_train_steps": 16,
             "checkpointing_steps": 5,
             "gradient_accumulation_steps": 1,
             "learning_rate": 1e-3,
@@ -99,7 +95,7 @@ class Studio:
         return f"{name}@1"
 
     def machine(self, name: str) -> AgentProcess:
-        """Nobody has ever worked there."""
+        """Start an agent on a new machine: its home and its workspace are empty."""
         home = self.home(name)
         home.mkdir()
         return self.shop.agent(
@@ -112,7 +108,7 @@ class Studio:
         return self.shop.tmp_path / f"home-of-{name}"
 
     def generated(self, *names: str) -> int:
-        """How many class images have been generated on these machines: each keeps those for its next jobs."""
+        """Return how many class images these machines have generated; each machine keeps its own for later jobs."""
         return sum(len(list(self.home(name).rglob("class-images/*/*.jpg"))) for name in names)
 
     def lose(self, agent: AgentProcess, job_id: str) -> None:
@@ -120,23 +116,17 @@ class Studio:
         self.shop.lose(agent, job_id)
         until(lambda: not self.shop.trainers(), 20, what="the end of the training")
 
-    @contextmanager
-    def alone(self) -> Iterator[subprocess.Popen[bytes]]:
-        """The same training without any control plane, into `reference`."""
+    def train_alone(self) -> None:
+        """Run the jobs' training without a control plane, into `reference`, in this process: it has the libraries."""
         config = self.shop.tmp_path / "config.json"
         config.write_text(json.dumps(self.parameters))
         self.home("reference").mkdir()
-        program = [sys.executable, "-m", "gpu_client.training.dreambooth_lora"]
-        process = subprocess.Popen(
-            [*program, "--config", config, "--data-dir", self.data, "--output-dir", self.reference],
-            cwd=ROOT,
-            env={**clean_environment(), "HOME": str(self.home("reference")), "HF_HUB_OFFLINE": "1"},
-        )
-        try:
-            yield process
-        finally:
-            process.kill()
-            process.wait(10)
+        threads = torch.get_num_threads()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv("HOME", str(self.home("reference")))
+            folders = ("--data-dir", str(self.data), "--output-dir", str(self.reference))
+            dreambooth_lora.main(["--config", str(config), *folders])
+        torch.set_num_threads(threads)
 
     @property
     def reference(self) -> Path:
@@ -174,75 +164,11 @@ def bits(tensors: dict[str, torch.Tensor]) -> dict[str, bytes]:
     return {name: tensor.numpy().tobytes() for name, tensor in tensors.items()}
 
 
-def killed_twice(studio: Studio) -> JobView:
-    """A job that lost one machine when its class images were made, and another one while it was trained."""
-    stack, gate = studio.shop.stack, studio.shop.gate(3)
-    job_id = studio.submit(environment=gate.of_sessions)
-    first = studio.machine("m1")
-    until(lambda: stack.job(job_id).checkpoint_step is not None, 120, what="the checkpoint of the class images")
-    studio.lose(first, job_id)
-    gate.set(20)
-    second = studio.machine("m2")
-    stack.wait_for_commit(job_id, 5, timeout_s=120)
-    studio.lose(second, job_id)
-    gate.open()
-    third = studio.machine("m3")
-    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
-    assert job.state is JobState.COMPLETE, job.reason
-    third.kill_group()
-    assert job.counters.interruptions == 2 and job.counters.attempts == 3
-    assert studio.generated("m1") == CLASS_IMAGES
-    assert studio.generated("m2", "m3") == 0
-    with zipfile.ZipFile(BytesIO(stack.artifact(job_id, SHARED_FILE))) as archive:
-        assert len(archive.namelist()) == CLASS_IMAGES
-    return job
-
-
-def require_said(studio: Studio, job_id: str, *, came: int, shared: int, earlier: int, generated: int) -> None:
-    """The last attempt's log says where its class images are from."""
-    said = (
-        f"class images: {came} came with the job, {shared} were shared by another, {earlier} were made by earlier "
-        f"attempts, {generated} are generated now, 0 are missing"
-    )
-    assert any(said in line for line in studio.shop.stack.log_lines(job_id))
-
-
-def later_job(studio: Studio) -> JobView:
-    """The same again, not interrupted, on a machine that has never seen a class image."""
-    stack, job_id = studio.shop.stack, studio.submit()
-    studio.machine("m4")
-    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
-    assert job.state is JobState.COMPLETE, job.reason
-    assert studio.generated("m1", "m2", "m3", "m4") == CLASS_IMAGES, "once in all"
-    require_said(studio, job_id, came=0, shared=4, earlier=0, generated=0)
-    assert [artifact.path for artifact in job.artifacts] == [WEIGHTS_FILE], "it has nothing to add"
-    return job
-
-
-def test_stable_diffusion_is_bit_for_bit_what_it_is_without_any_control_plane(shop: Workshop) -> None:
-    studio = Studio(shop, "sd")
-    with studio.alone() as alone:
-        job = killed_twice(studio)
-        assert alone.wait(120) == 0
-    assert shop.stack.artifact(job.id, SHARED_FILE) == (studio.reference / SHARED_FILE).read_bytes()
-    uninterrupted = bits(load_file(studio.reference / WEIGHTS_FILE))
-    assert studio.bits(job) == uninterrupted
-    assert studio.bits(later_job(studio)) == uninterrupted
-    studio.require_changed_pictures(job)
-
-
-def test_sdxl_is_bit_for_bit_what_it_is_without_interruptions(shop: Workshop) -> None:
-    studio = Studio(shop, "sdxl")
-    job = killed_twice(studio)
-    assert studio.bits(job) == studio.bits(later_job(studio))
-    studio.require_changed_pictures(job)
-
-
-def test_class_images_are_made_once_though_the_machine_dies_while_they_are_made(shop: Workshop) -> None:
-    studio, allowed = Studio(shop, "sd"), shop.tmp_path / "allowed"
-    studio.parameters |= {"num_class_images": 6, "max_train_steps": 4}
-    stack, job_id = shop.stack, studio.submit(studio.slow_recipe(allowed))
+def killed_twice(studio: Studio, recipe: str, allowed: Path) -> JobView:
+    """A job that lost one machine while its class images were made, and another one while it was trained."""
+    stack, gate = studio.shop.stack, studio.shop.gate(12)
     allowed.write_text("4")
+    job_id = studio.submit(recipe, gate.of_sessions)
     first = studio.machine("m1")
     parts = [f"{SHARED_FILE}{SHARED_PARTS}/{number:05}.zip" for number in (0, 2)]
     until(
@@ -252,15 +178,61 @@ def test_class_images_are_made_once_though_the_machine_dies_while_they_are_made(
     )
     studio.lose(first, job_id)
     assert stack.job(job_id).checkpoint_step is None
-    allowed.write_text("6")
-    with studio.alone() as alone:
-        studio.machine("m2")
-        job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
-        assert job.state is JobState.COMPLETE, job.reason
-        assert alone.wait(120) == 0
-    assert job.counters.attempts == 2 and job.counters.interruptions == 1
-    assert (studio.generated("m1"), studio.generated("m2")) == (4, 2), "once in all"
-    require_said(studio, job_id, came=0, shared=0, earlier=4, generated=2)
+    allowed.write_text(str(CLASS_IMAGES))
+    second = studio.machine("m2")
+    stack.wait_for_commit(job_id, 5, timeout_s=120)
+    studio.lose(second, job_id)
+    require_said(second.log().splitlines(), shared=0, earlier=4, generated=2)
+    gate.open()
+    third = studio.machine("m3")
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    assert job.state is JobState.COMPLETE, job.reason
+    third.kill_group()
+    assert job.counters.interruptions == 2 and job.counters.attempts == 3
+    assert [studio.generated(name) for name in ("m1", "m2", "m3")] == [4, 2, 0], "once in all"
     assert [artifact.path for artifact in job.artifacts] == [SHARED_FILE, WEIGHTS_FILE]
-    assert stack.artifact(job_id, SHARED_FILE) == (studio.reference / SHARED_FILE).read_bytes()
+    return job
+
+
+def require_said(log: Sequence[str], *, shared: int, earlier: int, generated: int) -> None:
+    """The attempt's log says where its class images are from."""
+    said = (
+        f"class images: 0 came with the job, {shared} were shared by another, {earlier} were made by earlier "
+        f"attempts, {generated} are generated now, 0 are missing"
+    )
+    assert any(said in line for line in log)
+
+
+def uninterrupted(studio: Studio, machine: str, recipe: str | None = None) -> JobView:
+    """Run the job on one machine, to its end."""
+    job_id = studio.submit(recipe)
+    studio.machine(machine)
+    job = studio.shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    assert job.state is JobState.COMPLETE, job.reason
+    return job
+
+
+def test_stable_diffusion_is_bit_for_bit_what_it_is_without_any_control_plane(shop: Workshop) -> None:
+    studio, allowed = Studio(shop, "sd"), shop.tmp_path / "allowed"
+    recipe = studio.slow_recipe(allowed)
+    job = killed_twice(studio, recipe, allowed)
+    studio.train_alone()
+    assert shop.stack.artifact(job.id, SHARED_FILE) == (studio.reference / SHARED_FILE).read_bytes()
+    alone_bits = bits(load_file(studio.reference / WEIGHTS_FILE))
+    assert studio.bits(job) == alone_bits
+    studio.require_changed_pictures(job)
+
+    later = uninterrupted(studio, "m4", recipe)
+    assert studio.generated("m4") == 0
+    require_said(shop.stack.log_lines(later.id), shared=CLASS_IMAGES, earlier=0, generated=0)
+    assert [artifact.path for artifact in later.artifacts] == [WEIGHTS_FILE], "it has nothing to add"
+    assert studio.bits(later) == alone_bits
+
+
+def test_sdxl_is_bit_for_bit_what_it_is_without_any_control_plane(shop: Workshop) -> None:
+    studio = Studio(shop, "sdxl")
+    job = uninterrupted(studio, "m1")
+    studio.train_alone()
+    assert shop.stack.artifact(job.id, SHARED_FILE) == (studio.reference / SHARED_FILE).read_bytes()
     assert studio.bits(job) == bits(load_file(studio.reference / WEIGHTS_FILE))
+    studio.require_changed_pictures(job)

@@ -37,7 +37,7 @@ KEY_NAMES = {"submit", "worker", "admin"}
 
 
 class LocalRun:
-    """One run of `python -m functions.local`, and what it says on its way."""
+    """A run of `python -m functions.local`, and its output."""
 
     def __init__(self, state_dir: Path, *options: str, **environment: str) -> None:
         self.process = subprocess.Popen(
@@ -51,6 +51,7 @@ class LocalRun:
             start_new_session=True,
         )
         assert self.process.stdout is not None
+        self.environment = environment
         self.said = ""
         while "Ctrl-C stops it." not in self.said:
             line = self.process.stdout.readline()
@@ -78,18 +79,94 @@ class LocalRun:
         self.process.communicate(timeout=30)
 
     def left(self) -> list[Any]:
-        """Its children that still run."""
+        """Return the children of the run that are still alive."""
         return [process for process in self.family[1:] if process.is_running()]
 
 
 @pytest.fixture
 def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
-    """Every run of a test; none of them outlives it."""
+    """Yield the list of the test's runs; kill those that are left."""
     started: list[LocalRun] = []
     yield started
     for run in started:
         if run.process.poll() is None:
             run.kill_all()
+
+
+class Listener(BaseHTTPRequestHandler):
+    """A webhook's server: remembers what it was sent, and answers the first request of each path with 503."""
+
+    received: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["content-length"]))
+        first = self.path not in [path for path, _, _ in self.received]
+        self.received.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
+        self.send_response(503 if first else 204)
+        self.end_headers()
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def listened(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalRun]:
+    """A run for the tests that end nothing.
+
+    Its webhooks are tested first: a publisher that has looked for webhooks looks again after a minute.
+    """
+    with HttpServer(Listener) as server:
+        settings = {"BATON_WEBHOOK_TEST_ORIGIN": server.url, "BATON_LOG_LEVEL": "ERROR"}
+        run = LocalRun(tmp_path_factory.mktemp("listened") / "state", "--sweep-interval-s", "0.5", **settings)
+        try:
+            yield run
+            assert run.end(signal.SIGINT)[2] == ""
+        finally:
+            if run.process.poll() is None:
+                run.kill_all()
+
+
+def test_webhooks_are_told_in_order_signed_and_again_when_they_did_not_answer(listened: LocalRun) -> None:
+    run, origin = listened, listened.environment["BATON_WEBHOOK_TEST_ORIGIN"]
+    admin = {"x-api-key": run.keys["admin"]}
+
+    def make(path: str, **more: Any) -> dict[str, Any]:
+        answer = requests.post(f"{run.url}/webhooks", json={"url": origin + path, **more}, headers=admin, timeout=30)
+        assert answer.status_code == 200, answer.text
+        made: dict[str, Any] = answer.json()
+        return made
+
+    hook = make("/all")
+    named = make("/named", every_job=False, types=["job.canceled"])
+    with run.client("submit") as user:
+        job = user.submit(JobSubmit(command=["train"], webhook=named["id"]))
+        user.pause(job.id)
+        user.resume(job.id)
+        user.stop(job.id)
+    until(lambda: len(Listener.received) >= 4 + 1 + 1 + 1, 40, what="four events, one event, each again once")
+    for path, secret, seqs in (("/all", hook["secret"], [1, 1, 2, 3, 4]), ("/named", named["secret"], [4, 4])):
+        mine = [(headers, body) for target, headers, body in Listener.received if target == path]
+        assert [json.loads(body)["seq"] for _, body in mine] == seqs
+        for headers, body in mine:
+            at = re.fullmatch(r"t=(\d+),v1=[0-9a-f]{64}", headers["baton-signature"])
+            assert at and headers["baton-signature"] == signature(secret, int(at[1]), body)
+            assert headers["baton-event-id"] == json.loads(body)["id"]
+    until(
+        lambda: (
+            [
+                (entry["state"], entry["attempts"])
+                for entry in requests.get(
+                    f"{run.url}/webhooks/{hook['id']}/deliveries", headers=admin, timeout=30
+                ).json()["deliveries"]
+            ]
+            == [("delivered", 1)] * 3 + [("delivered", 2)]
+        ),
+        20,
+        what="the log of deliveries",
+    )
+    again = f"{run.url}/webhooks/{named['id']}/replay"
+    assert requests.post(again, json={"job_id": job.id}, headers=admin, timeout=30).json()["queued"] == 1
+    until(lambda: len(Listener.received) == 8, 20, what="the event once more")
 
 
 def test_it_keeps_keys_jobs_leases_and_objects_and_ends_cleanly(tmp_path: Path, runs: list[LocalRun]) -> None:
@@ -147,19 +224,17 @@ def test_the_stack_ends_when_its_cloud_does_and_starts_again_at_once(tmp_path: P
     assert third.end(signal.SIGTERM)[0] == 0
 
 
-def test_the_sweeper_returns_a_lost_machine_s_job_though_nobody_asks_for_work(
-    tmp_path: Path, runs: list[LocalRun]
-) -> None:
-    runs.append(run := LocalRun(tmp_path / "state", "--sweep-interval-s", "0.5"))
-    with run.client("admin") as client:
+def test_the_sweeper_returns_a_lost_machine_s_job_though_nobody_asks_for_work(listened: LocalRun) -> None:
+    with listened.client("admin") as client:
         job = client.submit(JobSubmit(command=["train"], policy=Policy(heartbeat_interval_s=1)))
         assert client.claim(WorkQuery(machine_id="m-1")) is not None
-        until(lambda: client.get_job(job.id).state is JobState.PENDING, 30, what="the sweeper's turn", every_s=0.2)
+        until(lambda: client.get_job(job.id).state is JobState.PENDING, 30, what="the sweeper's turn")
         view = client.get_job(job.id)
         assert (view.counters.interruptions, view.counters.failures) == (1, 0)
         (attempt,) = client.attempts(job.id).attempts
         assert attempt.reason
         assert attempt.reason.code == "lease_expired"
+        client.stop(job.id)
 
 
 def test_a_rented_machine_outlives_the_stack_and_the_next_stack_gives_it_back(
@@ -171,7 +246,7 @@ def test_a_rented_machine_outlives_the_stack_and_the_next_stack_gives_it_back(
     with first.client("submit") as user:
         user.put_fleet(FleetSpec.model_validate({**document, "budget": {"total_usd": 5}}))
         ready = [MachineState.READY]
-        until(lambda: [one.state for one in user.fleet("nights").machines] == ready, what="a machine", every_s=0.2)
+        until(lambda: [one.state for one in user.fleet("nights").machines] == ready, what="a machine")
         (machine,) = user.fleet("nights").machines
     code, said, faults = first.end(signal.SIGINT)
     assert (code, faults) == (0, "")
@@ -184,23 +259,22 @@ def test_a_rented_machine_outlives_the_stack_and_the_next_stack_gives_it_back(
     with second.client("submit") as user:
         assert [one.id for one in user.fleet("nights").machines] == [machine.id]
         user.stop_fleet("nights")
-        (ended,) = until(lambda: user.ended_machines("nights"), what="the machine's end", every_s=0.2)
+        (ended,) = until(lambda: user.ended_machines("nights"), what="the machine's end")
     assert (ended.id, ended.state, ended.reason) == (machine.id, MachineState.GONE, "the fleet is stopped")
     assert not alive(pid)
     assert second.end(signal.SIGTERM)[0] == 0
 
 
-def test_what_happens_to_jobs_is_told_on_the_bus_that_it_names(tmp_path: Path, runs: list[LocalRun]) -> None:
-    runs.append(run := LocalRun(tmp_path / "state"))
-    said = re.search(r"the bus (\S+) of the emulated EventBridge at (\S+)", run.said)
-    assert said, run.said
+def test_what_happens_to_jobs_is_told_on_the_bus_that_it_names(listened: LocalRun) -> None:
+    said = re.search(r"the bus (\S+) of the emulated EventBridge at (\S+)", listened.said)
+    assert said, listened.said
     bus, cloud = said.groups()
     events, sqs = (boto3.client(name, endpoint_url=cloud, region_name="us-east-1") for name in ("events", "sqs"))
     seen = sqs.create_queue(QueueName="seen")["QueueUrl"]
     events.put_rule(Name="all", EventBusName=bus, EventPattern='{"source": ["baton"]}')
     target = {"Id": "seen", "Arn": "arn:aws:sqs:us-east-1:000000000000:seen"}
     events.put_targets(Rule="all", EventBusName=bus, Targets=[target])
-    with run.client("submit") as user:
+    with listened.client("submit") as user:
         job = user.submit(JobSubmit(command=["train"]))
         user.stop(job.id)
     told: list[tuple[str, str]] = []
@@ -208,77 +282,13 @@ def test_what_happens_to_jobs_is_told_on_the_bus_that_it_names(tmp_path: Path, r
     def both() -> bool:
         for message in sqs.receive_message(QueueUrl=seen, MaxNumberOfMessages=10).get("Messages", []):
             sqs.delete_message(QueueUrl=seen, ReceiptHandle=message["ReceiptHandle"])
-            told.append((json.loads(message["Body"])["detail-type"], json.loads(message["Body"])["detail"]["id"]))
+            event = json.loads(message["Body"])
+            if event["detail"]["job_id"] == job.id:
+                told.append((event["detail-type"], event["detail"]["id"]))
         return len(told) >= 2
 
-    until(both, 20, what="two events", every_s=0.2)
+    until(both, 20, what="two events")
     assert told == [("job.submitted", f"{job.id}#1"), ("job.canceled", f"{job.id}#2")]
-    assert run.end(signal.SIGINT)[2] == "", "the feed ends without a word"
-
-
-class Listener(BaseHTTPRequestHandler):
-    """A webhook's server: remembers what it was sent, and answers the first request of each path with 503."""
-
-    received: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
-
-    def do_POST(self) -> None:
-        body = self.rfile.read(int(self.headers["content-length"]))
-        first = self.path not in [path for path, _, _ in self.received]
-        self.received.append((self.path, {name.lower(): value for name, value in self.headers.items()}, body))
-        self.send_response(503 if first else 204)
-        self.end_headers()
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Say nothing."""
-
-
-def test_webhooks_are_told_in_order_signed_and_again_when_they_did_not_answer(
-    tmp_path: Path, runs: list[LocalRun]
-) -> None:
-    with HttpServer(Listener) as server:
-        runs.append(run := LocalRun(tmp_path / "state", BATON_WEBHOOK_TEST_ORIGIN=server.url, BATON_LOG_LEVEL="ERROR"))
-        admin = {"x-api-key": run.keys["admin"]}
-
-        def make(path: str, **more: Any) -> dict[str, Any]:
-            answer = requests.post(
-                f"{run.url}/webhooks", json={"url": server.url + path, **more}, headers=admin, timeout=30
-            )
-            assert answer.status_code == 200, answer.text
-            made: dict[str, Any] = answer.json()
-            return made
-
-        hook = make("/all")
-        named = make("/named", every_job=False, types=["job.canceled"])
-        with run.client("submit") as user:
-            job = user.submit(JobSubmit(command=["train"], webhook=named["id"]))
-            user.pause(job.id)
-            user.resume(job.id)
-            user.stop(job.id)
-        until(lambda: len(Listener.received) >= 4 + 1 + 1 + 1, 40, what="four events, one event, each again once")
-        for path, secret, seqs in (("/all", hook["secret"], [1, 1, 2, 3, 4]), ("/named", named["secret"], [4, 4])):
-            mine = [(headers, body) for target, headers, body in Listener.received if target == path]
-            assert [json.loads(body)["seq"] for _, body in mine] == seqs
-            for headers, body in mine:
-                at = re.fullmatch(r"t=(\d+),v1=[0-9a-f]{64}", headers["baton-signature"])
-                assert at and headers["baton-signature"] == signature(secret, int(at[1]), body)
-                assert headers["baton-event-id"] == json.loads(body)["id"]
-        until(
-            lambda: (
-                [
-                    (entry["state"], entry["attempts"])
-                    for entry in requests.get(
-                        f"{run.url}/webhooks/{hook['id']}/deliveries", headers=admin, timeout=30
-                    ).json()["deliveries"]
-                ]
-                == [("delivered", 1)] * 3 + [("delivered", 2)]
-            ),
-            20,
-            what="the log of deliveries",
-        )
-        again = f"{run.url}/webhooks/{named['id']}/replay"
-        assert requests.post(again, json={"job_id": job.id}, headers=admin, timeout=30).json()["queued"] == 1
-        until(lambda: len(Listener.received) == 8, 20, what="the event once more")
-        assert run.end(signal.SIGINT)[2] == ""
 
 
 def test_a_port_that_is_taken_is_said_without_a_traceback(tmp_path: Path) -> None:

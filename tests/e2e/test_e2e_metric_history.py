@@ -1,4 +1,4 @@
-"""What a real training reports, through a kill, to the command line's table and page."""
+"""Test the metrics of a real training, through a kill, in the command line's table and page."""
 
 from __future__ import annotations
 

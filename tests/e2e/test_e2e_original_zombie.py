@@ -58,7 +58,7 @@ def stack() -> Iterator[dict[str, Any]]:
 
 
 def test_a_stopped_worker_that_wakes_up_behind_its_job_changes_nothing(stack: dict[str, Any]) -> None:
-    """Its successor has the same key, the same address and no machine id either."""
+    """A worker that wakes up changes nothing, although its successor has the same key, address and no machine id."""
     url, key = stack["url"], stack["keys"]["admin"]
 
     def call(method: str, path: str, **sent: Any) -> Any:
@@ -73,7 +73,7 @@ def test_a_stopped_worker_that_wakes_up_behind_its_job_changes_nothing(stack: di
             assert zombie.stdin is not None and zombie.stdout is not None
             assert json.loads(zombie.stdout.readline())["id"] == job_id
             os.kill(zombie.pid, signal.SIGSTOP)
-            # Its lease ends, here by a stop and a retry, and another attempt begins.
+            # The zombie's lease ends, here by a stop and a retry, and another attempt begins.
             call("POST", f"/job/{job_id}/stop")
             call("POST", f"/job/{job_id}/retry", json={})
             (successor,) = until(lambda: call("GET", "/work"), 20, what="work")

@@ -18,7 +18,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
 @pytest.fixture
 def patient_shop(tmp_path: Path) -> Iterator[Workshop]:
-    """On a stack whose sweeper does not run: as long as the control plane is down, nobody ends leases."""
+    """Yield a workshop on a stack whose sweeper does not run, so that no lease ends during an outage."""
     with Stack(sweep_interval_s=3600) as stack:
         workshop = Workshop(stack, tmp_path)
         try:
@@ -92,7 +92,7 @@ def test_an_object_store_that_stumbles(shop: Workshop, status: int) -> None:
 
 
 def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: Workshop) -> None:
-    """Its trainer goes on meanwhile, writes checkpoints and finishes: the agent wakes up with everything to report."""
+    """An agent that was paused while its trainer finished reports everything in vain: the job has a second attempt."""
     stack = shop.stack
     parameters = {"steps": 100, "every": 10, "step_s": 0.1, "first_step_s": 0.03}
     gate = shop.gate(50)

@@ -30,13 +30,12 @@ def shown(shop: Workshop, job_id: str, path: str, epoch: int = 1, *, timeout_s: 
         ),
         timeout_s,
         what=f"{path} of attempt {epoch}",
-        every_s=0.1,
     )
     return found
 
 
 def fetched(one: StoredArtifact) -> bytes:
-    """With nothing but the link."""
+    """Fetch the artifact by its link alone."""
     answer = requests.get(one.url, timeout=10)
     assert answer.status_code == 200
     return answer.content

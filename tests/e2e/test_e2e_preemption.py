@@ -14,7 +14,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
 
 def assert_all_time_is_accounted_for(attempt: AttemptView, *, checkpoints: int) -> None:
-    """Its goodput has come with its end, and adds up."""
+    """Assert that the attempt's goodput came with its end, and accounts for all of its time."""
     assert attempt.progress and attempt.progress.goodput and attempt.ended_at
     found = attempt.progress.goodput
     spent_s = found.productive_s + found.repeated_s + found.stalled_s + found.transferring_s + found.idle_s

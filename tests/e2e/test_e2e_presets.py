@@ -1,4 +1,4 @@
-"""What every training is watched for, on real processes: it is told, the job goes on, and it can be switched off."""
+"""Test presets on real processes: a firing is told, the job goes on, a user can switch presets off."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def presets_of(shop: Workshop, job_id: str) -> list[tuple[str, dict[str, Any]]]:
 
 
 def baton(shop: Workshop, *arguments: str) -> str:
-    """What the command line says, on both streams."""
+    """Run the command line; return its text on both streams."""
     environment = {
         **clean_environment(),
         "BATON_API_URL": shop.stack.url,

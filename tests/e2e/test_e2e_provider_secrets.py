@@ -1,4 +1,4 @@
-"""The key of a provider appears nowhere but in its file: a rental whose key is refused in the middle, and a search."""
+"""Keys of providers and logins at registries appear nowhere but in their file: a rental with refusals, and a search."""
 
 from __future__ import annotations
 
@@ -33,9 +33,14 @@ SPEED = 60
 
 
 class TalkativeVast(FakeVast):
-    """Vast.ai, which repeats a refused key in its answer."""
+    """Vast.ai, which repeats in its answers a refused key, and the login of the first create."""
+
+    repeated = 0
 
     def answer(self, call: FakeCall) -> FakeAnswer:
+        if b"image_login" in call.raw and not self.repeated:
+            self.repeated += 1
+            return FakeAnswer(400, {"error": "invalid_args", "msg": f"cannot pull: {call.json()['image_login']}"})
         found = super().answer(call)
         if found.status == 401:
             return FakeAnswer(401, {"error": "auth_error", "msg": f"Invalid user key {call.headers['authorization']}"})
@@ -47,6 +52,7 @@ class ProviderRun:
 
     def __init__(self, folder: Path) -> None:
         self.key = f"canary{secrets.token_hex(24)}"
+        self.password = f"canary{secrets.token_hex(24)}"
         self.places: dict[str, str] = {}
         self._folder = folder
         log_path = folder / "control-plane.log"
@@ -65,31 +71,40 @@ class ProviderRun:
             self._keep(stack)
             vast.keys = {self.key: PERMISSIONS}
             stack.client.stop_fleet("nights")
-            until(lambda: not stack.client.fleet("nights").machines, what="the end of the machine", every_s=0.1)
+            until(lambda: not stack.client.fleet("nights").machines, what="the end of the machine")
             assert vast.meter.billing() == []
-        self.places["machines' environments"] = json.dumps([one.body for one in vast.instances])
+        self.places["machines' environments"] = json.dumps([one.environment for one in vast.instances])
+        self.pulled_with = [one.body["image_login"] for one in vast.instances]
         self.places["control plane's log"] = log_path.read_text()
         self.places["ps"] = "\n".join(processes.seen)
 
     def _rent(self, stack: Stack, vast: FakeVast) -> None:
         document = f"vast: {{api_key: {self.key}, address: '{vast.url}'}}"
-        self._log_in(stack, document)
+        self._log_in(stack, "vast", document)
+        login = f"registries: {{ghcr.io: {{username: acme, password: {self.password}}}}}"
+        self._log_in(stack, "ghcr.io", login)
         (file,) = self._folder.glob("baton-fleets-*/providers.json")
         self.file, self.mode = file.read_text(), file.stat().st_mode & 0o777
         fleet = {"name": "nights", "providers": ["vast"], "image": "ghcr.io/acme/worker:1", "queues": ["nights"]}
         money = {"max_usd_per_hour": 5, "budget": {"total_usd": 50}, "max": 2}
         stack.client.put_fleet(FleetSpec.model_validate({**fleet, **money}))
         job = stack.client.submit(JobSubmit(command=["train"], queue="nights")).id
-        until(lambda: vast.instances, what="a rented machine", every_s=0.1)
+        until(lambda: vast.instances, what="a rented machine")
         vast.keys = {secrets.token_hex(9): PERMISSIONS}
         stack.client.submit(JobSubmit(command=["train"], queue="nights"))
-        until(lambda: "401" in stack.client.fleet("nights").waits, what="a refused quote", every_s=0.1)
-        self._log_in(stack, document, code=3)
+        until(lambda: "401" in stack.client.fleet("nights").waits, what="a refused quote")
+        self._log_in(stack, "vast", document, code=3)
         self._baton(stack, "fleet", "doctor", code=1)
-        for command in (("fleet", "show", "nights"), ("fleet", "events", "nights"), ("fleet", "providers")):
+        for command in (
+            ("fleet", "show", "nights"),
+            ("fleet", "events", "nights"),
+            ("fleet", "providers"),
+            ("fleet", "registries"),
+        ):
             self._baton(stack, *command)
         self._baton(stack, "explain", job)
         self._baton(stack, "fleet", "providers", "--json")
+        self._baton(stack, "fleet", "registries", "--json")
 
     def _keep(self, stack: Stack) -> None:
         dynamodb = boto3.client("dynamodb", endpoint_url=stack.cloud_url, **CREDENTIALS)
@@ -104,9 +119,9 @@ class ProviderRun:
             ended = main(list(arguments), CliSession(environ=self._environ(stack)))
         self._heard(arguments, out.getvalue() + err.getvalue(), (ended, code))
 
-    def _log_in(self, stack: Stack, document: str, code: int = 0) -> None:
-        """Run the command that gets the key as a process, which `ps` shows."""
-        arguments = ("fleet", "login", "vast")
+    def _log_in(self, stack: Stack, place: str, document: str, code: int = 0) -> None:
+        """Run the command that gets the secret as a process, which `ps` shows."""
+        arguments = ("fleet", "login", place)
         done = subprocess.run(
             [sys.executable, "-m", "gpu_client.cli", *arguments],
             cwd=ROOT,
@@ -137,9 +152,17 @@ def test_the_key_of_a_provider_is_in_its_file_alone(run: ProviderRun) -> None:
     assert [place for place, text in run.places.items() if run.key in text] == []
 
 
+def test_the_login_at_a_registry_is_in_its_file_and_with_the_provider_alone(run: ProviderRun) -> None:
+    assert run.password in run.file and set(run.pulled_with) == {f"-u acme -p {run.password} ghcr.io"}
+    assert [place for place, text in run.places.items() if run.password in text] == []
+
+
 def test_the_search_for_the_key_was_worth_something(run: ProviderRun) -> None:
     told = "\n".join(text for place, text in run.places.items() if "fleet" in place)
     assert "Invalid user key Bearer [key]" in told and "account_refused" in told
     assert "Invalid user key" in run.places["control plane's log"] and "Invalid user key" in run.places["tables"]
     assert "BATON_ENROLMENT_TOKEN" in run.places["machines' environments"]
     assert "gpu_client.cli fleet login vast" in run.places["ps"]
+    assert "gpu_client.cli fleet login ghcr.io" in run.places["ps"]
+    assert "cannot pull: -u acme -p [password] ghcr.io" in told + run.places["tables"]
+    assert any("ghcr.io" in text and "acme" in text for place, text in run.places.items() if "registries" in place)

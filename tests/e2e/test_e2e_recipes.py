@@ -94,7 +94,7 @@ def test_a_recipe_of_two_steps_is_killed_within_and_between_them(shop: Workshop)
 
     gate.set(STEPS + 2 + 1)  # behind the second part's first; the part that is left out counts, too
     shop.agent("w2")
-    # What is committed beyond the first step's own checkpoints says that it is finished.
+    # A commit beyond the first step's own checkpoints records that the first step is finished.
     recorded = stack.wait_for_commit(job_id, STEPS + 1)
     lose_agent(shop, job_id)
     assert recorded == STEPS + 1

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from gpu_client.ring.settings import RingSettings
-from tests.kits.stack.stack import clean_environment
+from tests.kits.stack.stack import LIGHT_START, clean_environment
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "ring.md").read_text(encoding="utf-8")
@@ -25,7 +25,7 @@ def test_every_command_runs(tmp_path: Path) -> None:
     environment = {
         **clean_environment(),
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": f"{LIGHT_START}{os.pathsep}{ROOT}",
         "HOME": str(tmp_path),
     }
     ran = subprocess.run(

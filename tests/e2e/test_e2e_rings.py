@@ -45,7 +45,7 @@ def agent(shop: Workshop, name: str) -> Any:
 
 
 def seeds_in(ring: Ring) -> list[int]:
-    """Of everything that is stored."""
+    """Return the seeds of all stored samples."""
     found = []
     for key in ring.store.keys(SAMPLES):
         data = ring.store.read(key)
@@ -116,7 +116,7 @@ def test_a_generator_that_cannot_be_run_fails_as_bad_input_with_the_reason(shop:
 
 
 def test_generators_are_killed_while_a_training_reads_is_killed_and_resumed(shop: Workshop) -> None:
-    """Two endless generators on machines that vanish; the training sees nothing of it, and reads on exactly."""
+    """The training reads exactly the same samples, although the machines of two endless generators vanish."""
     stack, place, trace = shop.stack, shop.tmp_path / "ring", shop.tmp_path / "trace.jsonl"
     makers = [generator(shop, place, cap=20, options=["cost_s=0.02"]) for _ in range(2)]
     agents = [agent(shop, "g1"), agent(shop, "g2")]

@@ -51,7 +51,7 @@ def test_a_training_is_rolled_back_steered_killed_and_ended_by_a_rule(shop: Work
     shop.agent("w1")
 
     def goes_on(step: int) -> None:
-        """Once the checkpoint behind which it waits is stored: else the next one would be put off."""
+        """Open the gate up to `step` once the checkpoint before the gate is stored, which would delay the next one."""
         stack.wait_for_commit(job_id, gate.step)
         gate.set(step)
 
@@ -63,7 +63,7 @@ def test_a_training_is_rolled_back_steered_killed_and_ended_by_a_rule(shop: Work
     command = client.command(job_id, CommandRequest(kind="set", knob="lr", factor=0.5))
 
     def another_step(seen: Callable[[], bool]) -> bool:
-        """It looks behind a step for what is new."""
+        """Return whether `seen` holds; if not, let the training do one more step, after which it reads orders."""
         if not seen():
             gate.set(min(gate.step + 1, 65))
         return seen()
@@ -115,7 +115,7 @@ def test_a_rule_that_says_failed_fails_the_job_at_once_and_a_spent_budget_does_t
     gate = shop.gate(10)
     job_id, trace = submitted(shop, rules(once), step_s=0.02, gate=gate)
     shop.agent("w1")
-    # Else the checkpoint of step 20 would be put off wherever that of step 10 is still being stored.
+    # The store of one checkpoint may delay the next: the training waits until each is committed.
     for step in (10, 20):
         stack.wait_for_commit(job_id, step)
         gate.set(step + 10)

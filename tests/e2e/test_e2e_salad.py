@@ -48,7 +48,7 @@ class Node:
     def __init__(self, folder: Path, salad: FakeSalad, name: str, imds: FakeImds) -> None:
         programs = folder / "bin"
         programs.mkdir(parents=True)
-        (programs / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 3090, 24576'\n")
+        (programs / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 3090, 24576, 580.65.06'\n")
         (programs / "nvidia-smi").chmod(0o700)
         base = clean_environment()
         environment = {**base, **salad.environment(name), "SALAD_IMDS_URL": imds.url, "HOME": str(folder)}
@@ -81,7 +81,7 @@ def test_a_job_goes_on_where_salad_moves_its_machine_and_nothing_is_left(salad: 
             environment=gate.environment,
             heartbeat_interval_s=1,
         )
-        (name,) = until(lambda: list(salad.cloud.groups), what="a group", every_s=0.1)
+        (name,) = until(lambda: list(salad.cloud.groups), what="a group")
         with FakeImds(salad, name, sign=key.sign, key_id=key.key_id) as imds:
             first = Node(tmp_path / "first", salad, name, imds)
             stack.wait_for_commit(job_id, 20)
@@ -98,12 +98,12 @@ def test_a_job_goes_on_where_salad_moves_its_machine_and_nothing_is_left(salad: 
             assert stack.artifact(job_id) == chain(30)
 
             stack.client.stop_fleet("nights")
-            until(lambda: "waits for its deletion" in second.agent.log(), what="an agent that waits", every_s=0.1)
+            until(lambda: "waits for its deletion" in second.agent.log(), what="an agent that waits")
             assert second.agent.process.poll() is None
-            until(lambda: name not in salad.cloud.groups, what="the deletion of the group", every_s=0.1)
+            until(lambda: name not in salad.cloud.groups, what="the deletion of the group")
             second.agent.signal(signal.SIGTERM)
             assert second.agent.wait() == 0
-        (machine,) = until(lambda: stack.client.ended_machines("nights"), what="a receipt", every_s=0.1)
+        (machine,) = until(lambda: stack.client.ended_machines("nights"), what="a receipt")
         assert machine.state is MachineState.GONE and machine.receipt and len(machine.receipt.absent_at) == 2
         assert machine.receipt.charged_usd is None and machine.receipt.observed_usd > 0
     assert (salad.billing(), salad.cloud.groups) == ([], {})

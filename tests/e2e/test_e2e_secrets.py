@@ -123,7 +123,7 @@ class Run:
     def _interrupted_job(self, stack: Stack, shop: Workshop) -> None:
         gate, parameters = shop.gate(STEPS - 5), {"steps": STEPS, "every": 10, "step_s": 0.1}
         job = shop.submit("chain.py", parameters, environment={"HF_TOKEN": self._token, **gate.environment})
-        first = shop.agent("w1")
+        first = shop.agent("w1", fork=False)
         stack.wait_for_step(job, 1)
         with stack.s3.failing(r"PUT /.*/packs/", 503) as trouble:
             trouble.wait()
@@ -132,7 +132,7 @@ class Run:
             trouble.wait_for(1)
         stack.wait_for_commit(job)
         shop.lose(first, job)
-        shop.agent("w2", max_jobs=1)
+        shop.agent("w2", fork=False, max_jobs=1)
         stack.wait_for_step(job, STEPS // 2)
         self.secrets["second lease token"] = self._lease_token()
         gate.open()
@@ -149,7 +149,7 @@ class Run:
         job = shop.submit(
             "misbehave.py", arguments=("a-traceback",), environment={"HF_TOKEN": self._token}, max_failures=1
         )
-        shop.agent("w3", max_jobs=1)
+        shop.agent("w3", fork=False, max_jobs=1)
         assert stack.wait_for(job, JobState.FAILED).reason is not None
         self._history("failing job", stack, job)
         self.places["failing job: state"] = stack.job(job).reason.model_dump_json()  # type: ignore[union-attr]
@@ -160,7 +160,7 @@ class Run:
         self.places[f"{name}: log lines"] = "\n".join(stack.log_lines(job))
 
     def _lease_token(self) -> str:
-        """What the agent at work keeps for the next one, in a file that only its user can read."""
+        """Return the lease token that the agent keeps for its successor, in a file that only its user can read."""
 
         def found() -> str:
             for path in (self._folder / "workspace").glob("*/agent-state.json"):
@@ -252,7 +252,7 @@ def test_the_tables_hold_digests_only(run: Run) -> None:
 
 
 def test_the_search_was_worth_something(run: Run) -> None:
-    """Everything was looked at, and the troubles of the run are in it."""
+    """The searched texts contain the failures of the run, so that the search for secrets has content."""
     log = run.places["control plane's log"]
     assert '"POST /complete"' in log and "storage is unavailable" in log and "Traceback" in log
     assert "503" in run.agents[0] and "trouble" in run.agents[0]

@@ -1,4 +1,4 @@
-"""What training scripts do: die in all ways, hang, write slowly, rotate, print, look around."""
+"""Test the agent with training scripts that die in all ways, hang, write slowly, rotate, print, look around."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ ENDS: dict[str, tuple[FailureClass, int | None, int | None]] = {
 
 
 def test_every_kind_of_end_is_told_apart(shop: Workshop) -> None:
-    """One agent has them all, one after the other, and is still there for the job that follows."""
+    """One agent reports every kind of end with its own class, and then trains the job that follows."""
     stack = shop.stack
     once: dict[str, Any] = {"max_failures": 1, "max_node_faults": 1, "heartbeat_interval_s": 5}
     jobs = {kind: shop.submit("misbehave.py", arguments=(kind,), **once) for kind in ENDS}
@@ -65,7 +65,7 @@ def test_every_kind_of_end_is_told_apart(shop: Workshop) -> None:
 
 
 def test_a_script_that_knows_nothing_of_us_and_writes_slowly(shop: Workshop) -> None:
-    """Writing takes longer than a directory has to be left alone: still, only whole checkpoints are committed."""
+    """The agent commits only whole checkpoints of a script whose writes take longer than `stable_s`."""
     stack = shop.stack
     parameters = {"steps": 12, "every": 4, "write_s": 2.0}
     gate = shop.gate(10)

@@ -71,12 +71,12 @@ class Cloud:
         """Wait until an instance runs; start its container. `variables`: replace those of its environment."""
         running = lambda one: not one.destroyed and one.status(self.time()) == "running"  # noqa: E731
         instance: FakeInstance = until(
-            lambda: next((one for one in self.fake.instances if running(one)), None), what="an instance", every_s=0.1
+            lambda: next((one for one in self.fake.instances if running(one)), None), what="an instance"
         )
         home = self.directory / instance.handle
         programs = home / "bin"
         programs.mkdir(parents=True)
-        (programs / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564'\n")
+        (programs / "nvidia-smi").write_text("#!/bin/sh\necho 'NVIDIA GeForce RTX 4090, 24564, 580.65.06'\n")
         (programs / "nvidia-smi").chmod(0o700)
         base = clean_environment()
         environment = {**base, **instance.environment, "VAST_URL": self.fake.url, "HOME": str(home), **variables}
@@ -87,13 +87,12 @@ class Cloud:
         found: MachineView = until(
             lambda: next((one for one in self.stack.client.fleet(name).machines if one.state is state), None),
             what=f"a machine that is {state}",
-            every_s=0.1,
         )
         return found
 
     def receipt(self, name: str) -> MachineView:
         """Wait for the end of the only machine."""
-        (machine,) = until(lambda: self.stack.client.ended_machines(name), what="a receipt", every_s=0.1)
+        (machine,) = until(lambda: self.stack.client.ended_machines(name), what="a receipt")
         assert (machine.state, len(machine.receipt.absent_at)) == (MachineState.GONE, 2)
         return machine
 
@@ -111,7 +110,7 @@ def cloud(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cloud]:
 
 
 def test_a_job_runs_on_a_rented_instance_and_the_receipt_is_the_bill(cloud: Cloud) -> None:
-    cloud.apply("nights", idle_timeout_s=60)
+    cloud.apply("nights", idle_timeout_s=240)  # A loaded computer may need more than a second for the first claim.
     job_id = cloud.stack.submit("chain.py", {"steps": 20}, queue="nights")
     instance, agent = cloud.container()
     assert set(instance.body["env"]) == {"BATON_API_URL", "BATON_ENROLMENT_TOKEN"}
@@ -123,7 +122,10 @@ def test_a_job_runs_on_a_rented_instance_and_the_receipt_is_the_bill(cloud: Clou
     assert (machine.provider_id, machine.reason) == (instance.handle, "no job for idle_timeout_s")
     assert machine.receipt is not None
     assert machine.receipt.charged_usd == pytest.approx(cloud.fake.meter.usd(instance.handle))
-    assert machine.receipt.charged_usd <= machine.receipt.observed_usd <= machine.receipt.charged_usd + 3 * 0.23 / 60
+    # The clocks of the provider and of the fleets differ by what a request takes, a minute at this speed.
+    minute_usd = 0.23 / 60
+    surplus_usd = machine.receipt.observed_usd - machine.receipt.charged_usd
+    assert -minute_usd <= surplus_usd <= 3 * minute_usd
     assert cloud.stack.client.fleet("nights").bounds[0].spent_usd == pytest.approx(machine.receipt.observed_usd)
 
 
@@ -133,7 +135,7 @@ def test_a_machine_ends_its_own_bill_while_no_control_plane_answers(cloud: Cloud
         instance, agent = cloud.container(BATON_API_URL=way.url)
         cloud.machine("alone", MachineState.READY)
         with way.dropping():
-            assert agent.wait() == 0
+            assert agent.wait(120) == 0
             assert (instance.destroyed, cloud.fake.meter.billing()) == (True, [])
     assert "the control plane has not answered" in agent.log()
     cloud.stack.client.stop_fleet("alone")

@@ -24,6 +24,7 @@ from functions.api.http.route import all_routes
 from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.rules import steering
+from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet.clock import FleetClock
 from functions.fleet.ticks.controller import FleetController
 from functions.fleet.ticks.demand import completed_jobs, waiting_jobs
@@ -35,8 +36,10 @@ from functions.storage.provider_accounts import SecretsManagerAccounts
 from functions.webhooks.delivery import deliver
 from functions.webhooks.event_queue import SqsDeliveryQueue, Subscribers
 from functions.webhooks.http_delivery import PostOutcome
+from tests.functional.api.calls import PROGRAM
 from tests.functional.api.test_transfers import download, multipart, token, upload
 from tests.kits.api.accounts import KEY, log_in, market
+from tests.kits.api.fleets import DOCUMENT
 from tests.kits.api.harness import NOW, TENANT, Api, quoted
 from tests.kits.api.stream_records import no_wait, stream_record
 from tests.kits.api.webhooks import make_event, make_webhook
@@ -81,6 +84,8 @@ class Recorder:
         self.buckets: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         self.keys: dict[str, set[str]] = defaultdict(set)
         """Object keys in the requests of each function."""
+        self.written: dict[str, set[str]] = defaultdict(set)
+        """Object keys that each function puts."""
         self.others: dict[str, set[str]] = defaultdict(set)
         """Actions of other services as `<service>:<action>`."""
 
@@ -91,9 +96,10 @@ class Recorder:
         if model.service_model.service_name == "s3":
             name = params["Bucket"].partition("-")[2]
             self.buckets[self.function][name].update(S3_RIGHTS[model.name])
-            self.keys[self.function].update(
-                one["Key"] for one in params.get("Delete", {}).get("Objects", [params]) if "Key" in one
-            )
+            keys = {one["Key"] for one in params.get("Delete", {}).get("Objects", [params]) if "Key" in one}
+            self.keys[self.function] |= keys
+            if "PutObject" in S3_RIGHTS[model.name]:
+                self.written[self.function] |= keys
             return
         if model.service_model.service_name != "dynamodb":
             self.others[self.function].add(f"{model.service_model.service_name}:{model.name}")
@@ -154,11 +160,15 @@ def steer(api: Api) -> None:
     held = api.claim(queue="steer")
     api.post(f"/job/{job}/pause").ok()
     held.commit(100).ok()
-    held.post(f"/job/{job}/logs", {"first_line": 0, "lines": ["line"], "points": [{"step": 1, "at": 1}]}).ok()
+    for number in range(16):
+        points = [{"step": number, "at": 1, "metrics": {"loss": 1}}]
+        held.post(
+            f"/job/{job}/logs", {"first_line": number, "lines": ["line"], "first_point": number, "points": points}
+        )
     api.get(f"/job/{job}").ok()
     api.get("/jobs").ok()
     held.release().ok()
-    for what in ("", "/events", "/attempts", "/checkpoints", "/logs", "/metrics"):
+    for what in ("", "/events", "/attempts", "/checkpoints", "/logs", "/metrics", "/curves"):
         api.get(f"/job/{job}{what}").ok()
     api.post(f"/job/{job}/stop").ok()
     api.post(f"/job/{job}/retry", {"from_step": 100}).ok()
@@ -231,6 +241,35 @@ def scale(api: Api) -> None:
     left = [job for job in api.get("/jobs").ok() if job["tags"].get("group") == "scaled"]
     assert sorted(job["state"] for job in left) == ["canceled", "canceled", "running"]
     down.heartbeat().ok()
+
+
+def train_together(api: Api) -> None:
+    """Let two nodes of an elastic job join, lose one node, stop the job and retry it."""
+    job = api.submit(queue="together", nodes={"min": 1, "max": 2})["id"]
+    nodes = [api.claim(queue="together", machine_id=f"e-{number}") for number in range(2)]
+    names = [f"{node.item['world']['seat']}.1.00000000" for node in nodes]
+    for node, name in zip(nodes, names, strict=True):
+        node.post(f"/job/{node.id}/world/join", {"node": name, "program": PROGRAM}).ok()
+    first = nodes[0]
+    first.post(f"/job/{first.id}/world/epoch", {"node": names[0], "epoch": 0, "members": names}).ok()
+    first.post(f"/job/{first.id}/world/report", {"node": names[0], "epoch": 1}).ok()
+    data = {"node": names[0], "plan_sha256": "9f" * 32, "epoch": 1, "want": 1}
+    first.post(f"/job/{first.id}/world/data", data).ok()
+    upload = {"to": names[1], "channel": "9f86d081", "number": 0, "size_bytes": 5}
+    signed = first.post(f"/job/{first.id}/world/relay", {"node": names[0], "upload": upload}).ok()["upload"]
+    assert api.send("PUT", signed["url"], signed["headers"], b"hello").status == 200
+    download = {"source": names[0], "channel": "9f86d081", "number": 1}
+    body = {"node": names[1], "calls": True, "download": download}
+    nodes[1].post(f"/job/{nodes[1].id}/world/relay", body).ok()
+    api.get(f"/job/{job}/world").ok()
+    api.post(f"/job/{job}/world/exclude", {"seats": [int(names[1].split(".")[0])]}).ok()
+    api.get(f"/job/{job}").ok()
+    first.heartbeat().ok()
+    api.clock.advance(1000)
+    api.sweep()
+    api.post(f"/job/{job}/stop").ok()
+    api.post(f"/job/{job}/retry").ok()
+    api.claim(queue="together", machine_id="e-2").complete().ok()
 
 
 def describe(api: Api) -> None:
@@ -370,12 +409,22 @@ def ring(api: Api) -> None:
 
 
 def administer(api: Api) -> None:
-    """Create, list, replace and revoke keys."""
+    """Create, list, replace and revoke keys; open, use and end a session."""
     first = api.post("/keys", {"name": "a", "scopes": ["submit"]}).ok()["id"]
     second = api.post("/keys", {"name": "b", "scopes": ["submit"], "replaces": first}).ok()["id"]
     api.get("/keys").ok()
     assert api.call("DELETE", f"/keys/{quoted(second)}").status < 300
     api.get("/health").ok()
+    # No request to a store, whether the console is built or not.
+    assert {api.request("GET", f"/console{file}").status for file in ("", "/a.js")} <= {200, 404}
+    cookie = {"cookie": api.post("/sessions", {"key": api.keys["submit"]}).headers["set-cookie"].partition(";")[0]}
+    code = api.post("/sessions/links").ok(201)["url"].partition("#code=")[2]
+    api.post("/sessions", {"code": code}).ok(201)
+    api.get("/jobs", key=api.post("/sessions/token", headers=cookie).ok(201)["token"]).ok()
+    api.call("DELETE", "/sessions/current", headers=cookie).ok(204)
+    job = api.submit()["id"]
+    shared = api.post(f"/job/{job}/share").ok(201)["key"]
+    assert api.get(f"/job/{job}", key=shared).ok()["id"] == job
 
 
 def hook(api: Api) -> None:
@@ -385,7 +434,13 @@ def hook(api: Api) -> None:
     api.get("/webhooks").ok()
     api.get(f"/webhooks/{made}/deliveries").ok()
     assert api.post(f"/webhooks/{made}/replay", {"job_id": job}).ok()["queued"] == 1
+    api.call("PUT", "/fleets/hooked", {**DOCUMENT, "name": "hooked"}).ok()
+    api.post("/fleets/hooked/stop").ok()
+    assert api.post(f"/webhooks/{made}/replay", {"fleet": "hooked"}).ok()["queued"] == 0
     assert api.call("DELETE", f"/webhooks/{made}").status == 204
+
+
+RENT = {"budget_usd": 1, "providers": ["loopback"]}
 
 
 def rent(recorder: Recorder, api: Api) -> None:
@@ -411,8 +466,12 @@ def rent(recorder: Recorder, api: Api) -> None:
         time_left_s=lambda: 55.0,
         read_jobs=api.context.jobs.get_many,
         budget=Budget(per_day_usd=50),
+        read_world=partial(api.context.jobs.read, WorldRecord),
     )
-    own = api.submit(rent={"budget_usd": 1, "providers": ["loopback"]})
+    # One node waits for another one that nobody sells at this price.
+    training = api.submit(nodes={"max": 2, "min": 2}, rent={**RENT, "max_usd_per_hour": 0.1})
+    api.claim(queue=training["queue"])
+    own = api.submit(rent=RENT)
     api.post(f"/job/{own['id']}/stop").ok()
     api.post(f"/job/{own['id']}/retry").ok()
     api.post(f"/job/{own['id']}/stop").ok()
@@ -426,6 +485,7 @@ def rent(recorder: Recorder, api: Api) -> None:
     tick(1)
     good, bad = (one.environment["BATON_ENROLMENT_TOKEN"] for one in provider.creates)
     found = {"gpu_model": "RTX 4090", "gpus": 1, "vram_gib": 24, "disk_gib": 200, "nonce": "0" * 64}
+    api.post("/machines/preflight", key=good).ok()
     key = api.post("/machines/enroll", found, key=good).ok()["api_key"]
     api.post("/machines/enroll", {**found, "vram_gib": 8}, key=bad).refused(ErrorCode.PREFLIGHT_FAILED)
     api.post("/machines/heartbeat", {"job_id": "146683a1-cb76-4702-9fef-fcccd32594f1"}, key=key).ok()
@@ -460,6 +520,9 @@ def account(recorder: Recorder, emulator: Emulator, api: Api, patch: pytest.Monk
         vast.accounts[KEY].machines.append(stray)
         api.post("/fleet-doctor/fix", {"findings": ["stray_machine/vast/stray"]}).ok()
         assert stray.ended_at is not None
+        api.call("PUT", "/registries/ghcr.io", {"username": "acme", "password": KEY}).ok()
+        assert len(api.get("/registries").ok()["registries"]) == 1
+        assert api.call("DELETE", "/registries/ghcr.io").status == 204
         assert api.call("DELETE", "/providers/vast").status == 204
     recorder.within(lambda: "fleet", store.read)()
 
@@ -508,6 +571,7 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
             transfer,
             watch,
             scale,
+            train_together,
             administer,
             hook,
             ring,
@@ -521,6 +585,8 @@ def test_each_function_asks_for_what_its_role_allows(emulator: Emulator, monkeyp
         needed = rights(recorder.tables[name]) | rights(recorder.buckets[name])
         assert needed == rights(access.tables) | rights(access.buckets), name
         assert fnmatch.filter(recorder.keys[name], access.objects) == list(recorder.keys[name]), name
+        written = recorder.written[name]
+        assert fnmatch.filter(written, access.written or access.objects) == list(written), name
         assert bool(recorder.keys[name]) == bool(access.buckets), name
         queues = {*access.dead_letters, *access.delivery_queue} - LAMBDAS_OWN
         allowed = {f"events:{action}" for action in access.bus} | {f"sqs:{action}" for action in queues}

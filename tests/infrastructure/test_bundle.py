@@ -79,6 +79,11 @@ def test_it_has_our_code_and_neither_the_client_nor_the_local_stack(bundled: Pat
         assert (bundled / "functions" / "recipes" / recipe.name).read_bytes() == recipe.read_bytes()
 
 
+def test_the_built_console_is_in_it_and_none_of_its_sources(bundled: Path) -> None:
+    assert {path.name for path in (bundled / "console").iterdir()} == {"dist"}
+    assert digests(bundled / "console" / "dist") == digests(ROOT / "console" / "dist")
+
+
 def test_versions_are_the_pinned_ones(bundled: Path) -> None:
     pinned = {
         re.sub(r"[-_.]+", "_", name).lower(): version

@@ -24,7 +24,6 @@ def test_every_deployed_function_is_measured() -> None:
     assert handlers() == sorted(ACCESS)
 
 
-@pytest.mark.alone
 @pytest.mark.timeout(900)
 def test_every_handler_loads_within_half_as_much_again_as_a_plain_one() -> None:
     """Repeat the rounds for handlers above the limit, in turns with the plain handler, so that load affects both."""

@@ -15,6 +15,7 @@ from bench.costs.cost_model import (
     DURATION_MS,
     FLEET,
     FUNCTIONS,
+    LISTED_JOBS,
     Costs,
     K,
     kelpie_usd,
@@ -48,9 +49,20 @@ def test_a_thousand_gpu_hours_stay_within_the_bounds() -> None:
     assert f"they allow {most_packs(recorded())} packs" in PAGE.read_text(encoding="utf-8")
 
 
+def test_a_working_day_of_a_console_costs_at_most_a_cent() -> None:
+    assert Costs(recorded()).console_day <= 0.01
+    assert recorded()["list of jobs"]["read"] <= LISTED_JOBS + 1, "half a unit for a job, half for its lease"
+
+
+def test_a_working_day_of_a_job_s_page_costs_at_most_a_cent() -> None:
+    assert Costs(recorded()).job_page_day <= 0.01
+    assert recorded()["curves"]["s3_get"] == 1 + 8, "of 24 chunks a summary replaces 16"
+
+
 def test_checkpoints_do_not_become_dearer_unseen() -> None:
-    """The margin is small: the cost was 0.3210 before the sweeper's probe passed the authorizer."""
-    assert Costs(recorded(), new_packs=1).control * K <= 0.3212
+    """The margin is small: the cost was 0.3210 before the sweeper's probe passed the authorizer, and 0.3212 before each
+    sweep looked for elastic jobs to settle."""
+    assert Costs(recorded(), new_packs=1).control * K <= 0.3213
     assert ", above" not in PAGE.read_text(encoding="utf-8")
     assert recorded()["checkpoint"]["write"] == 10
     assert recorded()["pack"] == {"read": 2.5, "s3_get": 2, "s3_put": 1, "write": 2}
@@ -94,7 +106,7 @@ def test_what_is_idle_costs_little_besides_what_stands_there(template: dict[str,
     month = Costs(recorded()).idle_month
     assert month["the sweeper, once a minute"] < 0.15
     assert month["the fleets' controller, once a minute, without a fleet"] < 0.05
-    assert month["the same with a fleet that rents nothing, instead"] < 0.12
+    assert month["the same with a fleet that rents nothing, instead"] < 0.10
     assert month["its reads by the controller, with an active fleet"] < 0.05
 
 
@@ -103,20 +115,30 @@ def test_a_rented_machine_costs_little_besides_its_rent() -> None:
     assert sum(row.total for row in Costs(recorded()).machine_rows) * K < 0.3
 
 
+def test_a_world_of_8_nodes_costs_less_a_day_than_two_hours_of_a_machine() -> None:
+    costs = Costs(recorded())
+    assert recorded()["node heartbeat"] == recorded()["heartbeat"], "a seat's heartbeat writes its lease alone"
+    assert sum(row.total for row in costs.world_rows) * 24 < 0.3
+    assert sum(row.total for row in costs.relay_rows) * 24 < 0.65
+
+
 def test_more_of_anything_costs_more() -> None:
     usual = recorded()
     for call, billed in usual.items():
         if call in ("asked in vain", "delivery", "idle tick", "fleet tick", "watched heartbeat", "watched look"):
             continue
+        if call in ("list of jobs", "session token", "authorizer of a token", "job", "curves"):
+            continue
         for unit, count in billed.items():
             dearer = Costs({**usual, call: {**billed, unit: count + 10}})
             assert _hour(dearer) > _hour(Costs(usual)), (call, unit)
-    assert set(DURATION_MS) >= set(usual) - set(FUNCTIONS) - {"pack", "rent"}
+    assert set(DURATION_MS) >= set(usual) - set(FUNCTIONS) - {"pack", "rent", "elastic job in a sweep"}
 
 
 def _hour(costs: Costs) -> float:
-    """An hour of a rented machine that trains."""
-    return costs.with_s3 + sum(row.total for row in costs.machine_rows)
+    """Compute USD of an hour of a rented machine that trains, of a world and of a relayed pair."""
+    rows = (*costs.machine_rows, costs.node_heartbeats, *costs.world_rows, *costs.relay_rows)
+    return costs.with_s3 + sum(row.total for row in rows)
 
 
 def test_sizes_are_those_that_dynamodb_counts() -> None:

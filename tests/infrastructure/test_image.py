@@ -240,7 +240,7 @@ def test_requirements_follow_extras_that_extras_name() -> None:
         requirements_of(table, ["d"])
 
 
-# What it makes, without the engine: a clean environment with the client's dependencies, and the copied files
+# Content of the image, without Docker: a clean environment with the client's dependencies, and the copied files
 
 
 class Image:

@@ -1,4 +1,4 @@
-"""What is true after everything that can happen."""
+"""Check the invariants of jobs, leases, histories and checkpoints after any sequence of calls."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ class Checked(Serving):
         assert control is None or control.epoch <= job.epoch
 
     def _check_checkpoints(self, job: Job) -> None:
-        """What a job resumes from exists, is sound, and is what its newest attempts continued."""
+        """Check that a job's resume point exists, is sound, and is the one that its newest attempts continued."""
         records = self.records(job.id)
         assert [record.step for record in records] == sorted((record.step for record in records), reverse=True)
         sound = {(record.step, record.epoch) for record in records if not record.damaged}

@@ -83,7 +83,7 @@ class JobMachine(Checked):
         super().__init__()
         self.decided: list[Decided] = []
 
-    # What users do
+    # Calls of users
 
     @precondition(lambda self: len(self.accounts) < self.MAX_JOBS)
     @rule(
@@ -144,7 +144,7 @@ class JobMachine(Checked):
         if reset:
             self.accounts[job_id].forget_mishaps()
 
-    # What workers do
+    # Calls of workers
 
     @rule(client=clients, machine=st.sampled_from(MACHINES), vram=st.sampled_from([48.0, None]), choice=newest_first)
     def claim(self, client: str, machine: str, vram: float | None, choice: int) -> None:
@@ -176,7 +176,7 @@ class JobMachine(Checked):
         machine=st.sampled_from(MACHINES),
     )
     def work(self, which: int, requests: list[tuple[str, int]], seconds: int, client: str, machine: str) -> None:
-        """Some requests of a worker that holds a job. If there is none, one comes and claims a job first."""
+        """Send some requests of a worker that holds a job; without such a worker, a worker claims a job first."""
         account = self._held(which, client, machine)
         if account is None or account.holder is None:
             return
@@ -236,7 +236,7 @@ class JobMachine(Checked):
         ),
     )
     def slow_server(self, which: int, kinds: list[str]) -> None:
-        """What a request read may have changed by the time it writes."""
+        """Act as a slow server: decide a write now, write it in a later step, when the records may have changed."""
         for kind in kinds:
             if kind == "write":
                 self._write_late(which)
@@ -265,7 +265,7 @@ class JobMachine(Checked):
             assert change.job.rev != before[0].rev + 1 or outcome == "fenced"
             assert self.snapshot(change.job.id) == before, "a refused write left something behind"
 
-    # What happens by itself
+    # Time and the sweeper
 
     @rule(seconds=st.sampled_from([1, 5, 10, 10, 30, 60, 91, 91, 300, 3600, DAY_S, 4 * DAY_S]), swept=st.booleans())
     def time_passes(self, seconds: int, swept: bool) -> None:
@@ -326,7 +326,7 @@ class JobMachine(Checked):
         )
 
     def teardown(self) -> None:
-        """Whatever happened, nothing is stuck: every job is where a person or a worker can take it on, or has ended."""
+        """Check that no job is stuck: each job has ended, or a person or a worker can continue the job."""
         for _ in range(4):
             self.now += 2 * 3600
             self.sweep()

@@ -1,4 +1,4 @@
-"""What the state machine believes: an account of accepted writes, kept apart from the rules it checks."""
+"""Account for the writes that the state machine saw accepted, apart from the rules that it checks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Worker:
 
 @dataclass
 class Holder:
-    """Who holds a job by the account, and until when."""
+    """Holder of a job by the account, and the times of its lease."""
 
     worker: Worker
     duration_s: int
@@ -37,7 +37,7 @@ class Holder:
     open: bool = True
 
     def admits(self, worker: Worker, now: int, *, window_s: int = 0, heartbeat: bool = False) -> bool:
-        """True if a write by `worker` must be accepted; if not, it must be refused."""
+        """Return whether a write by `worker` must be accepted; otherwise it must be refused."""
         mine = self.worker
         if not self.open or now >= self.expires_at + window_s:
             return False
@@ -51,25 +51,25 @@ class Holder:
         return mine.source_address == worker.source_address
 
     def claimed_by(self, worker: Worker) -> bool:
-        """True if this is the worker that got the lease. (One with a token need not say which machine it is.)"""
+        """Return whether `worker` received the lease. (A worker with a token need not name its machine.)"""
         return (self.worker.epoch, self.worker.token_sha256) == (worker.epoch, worker.token_sha256)
 
     def may_heartbeat(self, worker: Worker, now: int) -> bool:
-        """The same for a heartbeat, which may prove an expired lease again."""
+        """Return whether a heartbeat by `worker` must be accepted; a heartbeat may also renew an expired lease."""
         return self.admits(worker, now, window_s=REPROOF_WINDOW_S, heartbeat=True)
 
 
 @dataclass
 class Account:
-    """One job's account."""
+    """Account of one job."""
 
     job: Job
     holder: Holder | None = None
     counters: JobCounters = field(default_factory=JobCounters)
     parents: dict[Place, Place | None] = field(default_factory=dict)
-    """The checkpoint that each one continues."""
+    """Checkpoint that each checkpoint continues."""
     results: dict[int, CommandRecord] = field(default_factory=dict)
-    """What the first worker said of a command; of a `save` or `evaluate` that was lost with it, a later one."""
+    """First report on each command; for a `save` or `evaluate` that was lost with its worker, a later report."""
     rollbacks: int = 0
 
     def enter(self, change: Transaction, now: int, *, lease: Lease | None) -> None:
@@ -99,7 +99,7 @@ class Account:
         self.job = change.job
 
     def _is_lost(self, earlier: CommandRecord | None) -> bool:
-        """Whether nothing is there of what was said before: an earlier attempt committed nothing from that step on."""
+        """Return whether the earlier report is absent or lost: its attempt committed nothing from that step on."""
         if earlier is None:
             return True
         repeated = earlier.kind in (CommandKind.SAVE, CommandKind.EVALUATE)
@@ -121,7 +121,7 @@ class Account:
         self.counters = _plus(self.counters, runtime_s=ran_s, **({name: 1} if name else {}))
 
     def ancestors(self, place: Place | None) -> set[Place]:
-        """The checkpoint and everything it continues."""
+        """Return the checkpoint and all checkpoints that it continues."""
         found: set[Place] = set()
         while place is not None and place not in found:
             found.add(place)
@@ -129,19 +129,19 @@ class Account:
         return found
 
     def fallback(self, records: list[CheckpointRecord], damaged: Place) -> Place | None:
-        """Where a job goes whose current checkpoint is damaged: the newest sound one that it continues."""
+        """Return the newest sound checkpoint that the damaged one continues: the job falls back on it."""
         sound = {(record.step, record.epoch) for record in records if not record.damaged} - {damaged}
         return max(self.ancestors(damaged) & sound, default=None)
 
     def below(self, records: list[CheckpointRecord], step: int) -> Place | None:
-        """Where a rollback goes: the newest sound checkpoint before that step that the job continues."""
+        """Return the target of a rollback: the newest sound checkpoint before `step` that the job continues."""
         sound = {(record.step, record.epoch) for record in records if not record.damaged}
         line = self.ancestors(place_of(self.job)) & sound
         return max((place for place in line if place[0] < step), default=None)
 
 
 def place_of(job: Job) -> Place | None:
-    """The checkpoint that the next attempt resumes from."""
+    """Return the checkpoint that the next attempt resumes from."""
     if job.checkpoint_step is None or job.checkpoint_epoch is None:
         return None
     return job.checkpoint_step, job.checkpoint_epoch
@@ -152,7 +152,7 @@ def _plus(counters: JobCounters, **more: int) -> JobCounters:
 
 
 def check_transition(before: Job, job: Job, doing: str) -> None:
-    """What every accepted write keeps to, whatever it does."""
+    """Check the rules that every accepted write keeps."""
     assert job.rev == before.rev + 1
     assert job.event_seq > before.event_seq or doing in ("rules", "order", "report")
     assert job.event_seq >= before.event_seq
@@ -164,7 +164,7 @@ def check_transition(before: Job, job: Job, doing: str) -> None:
     assert (job.epoch > before.epoch) == (doing == "claim")
     if before.state.terminal:
         assert doing == "retry"
-    # Who completes a job or gives it up lets go of what is not kept with the same call; nobody else does.
+    # The calls that complete or fail a job run its retention themselves; after any other end the sweeper does.
     late = job.state.terminal and job.epoch > 0 and doing not in ("complete", "fail")
     assert job.retention_at == (job.updated_at + LATE_AFTER_S if late else None)
     if doing not in ("retry", "damaged", "rollback"):

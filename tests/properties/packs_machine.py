@@ -37,7 +37,7 @@ ALLOWED = {
     ErrorCode.JOB_FINISHED,
     ErrorCode.JOB_NOT_RUNNING,
 }
-"""What an honest worker that was overtaken may hear."""
+"""Refusals that an honest worker may receive after another worker overtook it."""
 
 names = st.lists(st.integers(0, 3), min_size=1, max_size=2, unique=True)
 which = st.integers(0, 20)
@@ -64,7 +64,7 @@ class Offer:
 
 @dataclass
 class Line:
-    """One job and its newest worker."""
+    """A job and its newest worker."""
 
     name: str
     held: Held
@@ -85,7 +85,7 @@ class PackMachine(RuleBasedStateMachine):
         self.calls: list[StalledCall] = []
         self.rotten: set[str] = set()
         self.loose: set[str] = set()
-        """What a machine that had lost its job stored or held after its manifest may have been swept up."""
+        """Packs that a machine stored or held after it had lost its job: the sweeper may delete them or leave them."""
         self.read: dict[tuple[str, str], int] = {}
         """Manifests whose packs somebody was given URLs for: until when."""
 
@@ -102,7 +102,7 @@ class PackMachine(RuleBasedStateMachine):
             self.api.submit(queue=name, policy=policy)
             self.lines.append(Line(name, self.api.claim(queue=name), stopped_at_last))
 
-    # What workers do
+    # Calls of workers
 
     @rule(
         line=which,
@@ -128,7 +128,7 @@ class PackMachine(RuleBasedStateMachine):
         order=st.lists(st.tuples(st.integers(0, 1), st.integers(1, 5)), min_size=3, max_size=16),
     )
     def race(self, lines: tuple[int, int], chosen: tuple[list[int], list[int]], order: list[tuple[int, int]]) -> None:
-        """Two commits of which everything is uploaded, with the retention behind each, one through the other."""
+        """Interleave the last calls of two commits, each with its retention; all packs are uploaded."""
         calls = []
         for line, numbers in zip(lines, chosen, strict=True):
             at = pick(self.lines, line)
@@ -147,7 +147,7 @@ class PackMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.offers)
     @rule(offer=which, count=st.integers(0, 3), again=st.sampled_from(["stalled", "stalled", "whole", "not"]))
     def upload(self, offer: int, count: int, again: str) -> None:
-        """Some of what is missing is sent, perhaps by a machine that has lost its job; and the manifest once more."""
+        """Upload some missing packs, perhaps from a machine that has lost its job, and send the manifest again."""
         chosen = pick(self.offers, offer)
         self._upload(chosen, count)
         if again == "stalled":
@@ -226,7 +226,7 @@ class PackMachine(RuleBasedStateMachine):
         at.held = self.api.claim(queue=at.name)
         at.step = self.api.job(at.held.id)["checkpoint_step"] or 0
 
-    # What happens to calls under way
+    # Progress and death of stalled calls
 
     @precondition(lambda self: self.calls)
     @rule(call=which, count=steps)
@@ -262,7 +262,7 @@ class PackMachine(RuleBasedStateMachine):
 
     @rule(line=which, choice=which)
     def is_read(self, line: int, choice: int) -> None:
-        """Somebody is given URLs: until they have ended, the packs stay."""
+        """Give URLs of a checkpoint to a reader: the packs stay until the URLs expire."""
         at = pick(self.lines, line)
         records = self.records(at.held.id)
         if records:
@@ -304,10 +304,10 @@ class PackMachine(RuleBasedStateMachine):
                 self.heard(call.answer)
 
     def heard(self, answer: Answer) -> None:
-        """Nothing fails, and nobody is refused who was not overtaken."""
+        """Check an answer: success, or a refusal that an overtaken worker may receive."""
         assert answer.status == 200 or answer.error["code"] in ALLOWED, answer.text
 
-    # What must be true
+    # Invariants
 
     @invariant()
     def what_a_checkpoint_names_is_stored(self) -> None:
@@ -339,7 +339,7 @@ class PackMachine(RuleBasedStateMachine):
         return {pack["blake3"] for pack in json.loads(data)["packs"]}
 
     def teardown(self) -> None:
-        """Nothing is stuck and nothing is left: both jobs go on, end, and keep what their policy says."""
+        """Check that both jobs can commit and end, and that exactly the packs of kept checkpoints are left."""
         for call in list(self.calls):
             call.kill()
         if not self.lines:

@@ -1,4 +1,4 @@
-"""How deep the property tests look."""
+"""Define the depth of the property tests."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import os
 from hypothesis import HealthCheck, settings
 
 DEEP = os.environ.get("DEEP_PROPERTIES") == "1"
-"""Not one of the product's own variables: tests start without those."""
+"""True in a deep run. The name has no BATON_ prefix: tests start without such variables."""
 
 
 def machine_settings(*, runs: int, steps: int) -> settings:
-    """The same choices in every run, unless asked for depth: then 20 times as many, and new ones each time."""
+    """Return settings with the same examples in every run; with DEEP_PROPERTIES=1, 20 times as many new ones."""
     return settings(
         max_examples=runs * 20 if DEEP else runs,
         stateful_step_count=steps,

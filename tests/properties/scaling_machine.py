@@ -1,7 +1,7 @@
-"""Two jobs whose rules scale one group, among functions that die at any write and others that look in between.
+"""Test two jobs whose rules scale one group, with functions that die at any write and concurrent calls.
 
-What a rule has decided is an order; whoever carries it out may die at each of its writes. Whatever happens, the group
-has what was decided, each job once, and never more or fewer than the rules allow.
+A rule's decision becomes an order; the function that executes the order may die at each of its writes. The group still
+reaches the decided size, each job changes once, and the group is never larger or smaller than the rules allow.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ BETWEEN = st.sampled_from(["", "", "sweep", "other"])
 
 
 class MortalJobs(MemoryJobStore):
-    """Dies before or behind a certain write, and does something else ahead of the next one."""
+    """A store that dies before or after a chosen write, and runs another call before its next write."""
 
     dies_at: int = 0
     behind: bool = False
@@ -69,7 +69,7 @@ class ScaledGroup(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """A group of as many as are left at least."""
+        """Make two trainings, and a group of the least number of jobs that the rules leave."""
         self.api = memory_api()
         assert self.api.memory is not None
         self.store = MortalJobs(self.api.memory.state)
@@ -88,7 +88,7 @@ class ScaledGroup(RuleBasedStateMachine):
     def heartbeat(
         self, by: int, wants: tuple[float, float], dies_at: int, behind: bool, between: str, claimed: bool
     ) -> None:
-        """Of a training, whose rules may fire; its function may die, and others may come in between."""
+        """Send a training's heartbeat, at which rules may fire; the function may die, or another call come between."""
         if claimed:
             self._work()
         acts: dict[str, Callable[[], Any]] = {
@@ -101,13 +101,13 @@ class ScaledGroup(RuleBasedStateMachine):
 
     @rule(dies_at=DIES_AT, behind=st.booleans())
     def sweep(self, dies_at: int, behind: bool) -> None:
-        """The sweeper's turn, which may not be its last word."""
+        """Let the sweeper run; its function may die."""
         self.api.clock.advance(60)
         self._mortal(dies_at, behind, self.api.sweep)
 
     @rule()
     def end(self) -> None:
-        """A worker does what it is told."""
+        """End a worker as its directive says."""
         told = [one for one in self.workers if self.store.get(one.id).leaving]  # type: ignore[union-attr]
         for worker in told[:1]:
             assert [one["kind"] for one in worker.report().ok()["commands"]] == ["stop"]
@@ -116,13 +116,13 @@ class ScaledGroup(RuleBasedStateMachine):
 
     @invariant()
     def bounds_hold(self) -> None:
-        """At every moment: of the jobs, and of those that go on."""
+        """Check the bounds of the group, for all its jobs and for those that go on."""
         live = self._group()
         assert LEAST <= len([job for job in live if not job.leaving]) <= len(live) <= MOST
 
     @invariant()
     def each_is_told_once(self) -> None:
-        """By one command, and only who is running."""
+        """Check that each canceled job received one order, and only while it ran."""
         for job in self._all():
             stops = self.store.commands(job.id)
             assert len(stops) == int(job.leaving)
@@ -130,7 +130,7 @@ class ScaledGroup(RuleBasedStateMachine):
             assert len(submitted) == 1
 
     def teardown(self) -> None:
-        """Everything that was decided is done: what the events say, the group has."""
+        """Check that every decision was executed: the group has the size that the events tell."""
         if not hasattr(self, "trainings"):
             return
         for _ in range(3):
@@ -176,7 +176,7 @@ class ScaledGroup(RuleBasedStateMachine):
 
 
 def _counts(said: str) -> tuple[int, int]:
-    """How many copies, and how many taken out, in the words of one event."""
+    """Return the numbers of copied and of canceled jobs in the message of an event."""
     made = gone = 0
     for part in said.split("; "):
         what = part.split(": ", 1)[1].split()

@@ -56,7 +56,7 @@ class Stores(Protocol):
 
 @dataclass(frozen=True)
 class Request:
-    """What a worker sent: it may arrive more than once, and late."""
+    """A worker's request, which may arrive late and more than once."""
 
     kind: str
     worker: Worker
@@ -80,7 +80,7 @@ ALLOWED: dict[str, set[ErrorCode]] = {
     "rollback": {ErrorCode.ROLLBACK_BUDGET_SPENT, ErrorCode.ROLLBACK_NOT_KEPT},
     "leave": set(),
 }
-"""What a worker that holds the job may still be refused with."""
+"""Refusals that a worker may receive although it holds the job."""
 
 
 class Serving(RuleBasedStateMachine):
@@ -173,7 +173,7 @@ class Serving(RuleBasedStateMachine):
         return change
 
     def report_of(self, request: Request) -> ControlReport:
-        """Some decisions and results; more with later steps, and always the same of one request."""
+        """Return decisions and results of a request: more for later steps, and the same for a repeat."""
         some = request.step // 10 % 5 + 1
         status: Literal["applied", "rejected"] = "applied" if request.detail == "one" else "rejected"
         return ControlReport(

@@ -18,12 +18,12 @@ class Killed(BaseException):
 
 
 class StalledCall:
-    """One call of the API, in a thread of its own. Only one thread ever runs: who steps a call waits for its stop."""
+    """A call of the API in its own thread. Only one thread runs at a time: a step waits until the call pauses again."""
 
     def __init__(
         self, api: Api, send: Callable[[Api], Answer], offer: Any = None, *, lives_s: int = FUNCTION_TIMEOUT_S
     ) -> None:
-        """`offer`: what it wants to commit, if it does. `lives_s`: how long its function may live."""
+        """Begin the call; `offer`: what the call commits, if anything. `lives_s`: the longest life of its function."""
         self.offer = offer
         self.lives_s = lives_s
         self.started_at = api.clock.now()
@@ -37,7 +37,7 @@ class StalledCall:
         self._thread.start()
 
     def step(self, times: int = 1) -> None:
-        """Let it make so many calls of the stores."""
+        """Let the call make `times` calls of the stores."""
         for _ in range(times):
             if self.done:
                 break
@@ -47,14 +47,14 @@ class StalledCall:
             raise self._error
 
     def finish(self) -> Answer:
-        """Let it run to its end."""
+        """Let the call run to its end; return its answer."""
         while not self.done:
             self.step()
         assert self.answer is not None
         return self.answer
 
     def kill(self) -> None:
-        """It makes no further call."""
+        """End the call before its next call of a store."""
         self.killed = True
         while not self.done:
             self.step()
@@ -84,7 +84,7 @@ class StalledCall:
 
 
 def stalled_sweep(api: Api) -> StalledCall:
-    """The sweeper's retention. It lives longer than a call of the API, and answers nobody."""
+    """Begin a stalled retention of the sweeper, whose function lives longer than a call of the API."""
 
     def send(stalling: Api) -> Answer:
         return Answer(200, {}, json.dumps(stalling.retain()))
@@ -111,7 +111,7 @@ class _Stalling:
 
 
 class _StallingPacks(_Stalling):
-    """What the store does for many packs is many requests, which others may come between."""
+    """A store of packs with a pause before each pack: the real store sends many requests for many packs."""
 
     def add_references(self, tenant: str, job_id: str, sightings: Sequence[PackSnapshot]) -> bool:
         done = True
@@ -134,7 +134,7 @@ class _StallingPacks(_Stalling):
 
 
 class _StallingObjects(_Stalling):
-    """The same of objects."""
+    """A store of objects with a pause before each object."""
 
     def head_many(self, tenant: str, bucket: str, keys: Iterable[str]) -> Any:
         found = {}
@@ -150,7 +150,7 @@ class _StallingObjects(_Stalling):
 
 
 def stalling_context(context: Context, pause: Callable[[], None]) -> Context:
-    """The same stores, each call of which is preceded by a pause; but for those of keys."""
+    """Return a context of the same stores with a pause before each call, except calls about API keys."""
     stalled: Any = replace(
         context,
         jobs=_Stalling(context.jobs, pause),  # type: ignore[arg-type]

@@ -1,7 +1,7 @@
-"""Two calls of the API, the one stalled before each of its storage calls in turn while the other runs to its end.
+"""Test two calls of the API: the first stalls before each of its storage calls in turn, the second runs to its end.
 
-And the same with the stalled one killed there. Afterwards no checkpoint has lost a byte, and once the jobs have ended
-nothing is stored that no checkpoint names.
+Each pair also runs with the stalled call killed. Afterwards no checkpoint has lost a byte, and once the jobs have
+ended, every stored pack is named by a checkpoint.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class World:
     two: Held
 
     def ready(self, held: Held, step: int, *packs: bytes) -> Send:
-        """The last call of a commit: everything is uploaded."""
+        """Upload the packs of a commit; return its last call."""
         manifest = held.manifest(step, {f"{number}.bin": data for number, data in enumerate(packs)})
         path = f"/job/{held.id}/checkpoints"
         stored = self.api.objects(prefix="packs/")
@@ -46,7 +46,7 @@ class World:
         held.commit(step, {f"{number}.bin": data for number, data in enumerate(packs)}).ok()
 
     def check(self) -> dict[str, set[str]]:
-        """Every checkpoint is whole; who names which pack."""
+        """Check that every checkpoint is whole; return the jobs that name each pack."""
         stored = self.api.objects()
         named: dict[str, set[str]] = {}
         for held in (self.one, self.two):
@@ -58,7 +58,7 @@ class World:
         return named
 
     def check_nothing_is_left(self) -> None:
-        """After the jobs' ends: exactly what the checkpoints name is stored, and held by who names it."""
+        """End the jobs; check that exactly the packs of checkpoints are stored, each held by the jobs that name it."""
         self.api.clock.advance(DEAD_AFTER_S)
         for name, held in (("one", self.one), ("two", self.two)):
             holder = held
@@ -110,7 +110,7 @@ def both_upload_the_same(world: World) -> tuple[Send, Send]:
 
 
 def a_whole_life_in_between(world: World) -> tuple[Send, Send]:
-    """The one has uploaded a pack; the other holds it, commits it, and lets it go."""
+    """The first job has uploaded a pack; the second holds the pack, commits it, and lets it go."""
     mine = world.ready(world.one, 10, P)
     world.commit(world.two, 5, S)
 
@@ -123,7 +123,7 @@ def a_whole_life_in_between(world: World) -> tuple[Send, Send]:
 
 
 def the_end_of_the_one(world: World) -> tuple[Send, Send]:
-    """What a killed commit has left behind is swept up while the other takes it up."""
+    """The end of the first job removes the pack of its killed commit, while the second job takes up the same pack."""
     world.commit(world.one, 10, Q)
     world.commit(world.two, 10, S)
     world.ready(world.one, 20, P)

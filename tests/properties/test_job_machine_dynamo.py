@@ -1,4 +1,4 @@
-"""The same state machines on the emulated DynamoDB: fewer steps, the real conditions and transactions."""
+"""Run the state machines on the emulated DynamoDB: fewer steps, real conditions and transactions."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.emulator
 
 @pytest.fixture
 def fresh(emulator: Emulator) -> Callable[[], Cloud]:
-    """Makes the real stores, on tables of their own."""
+    """Return a function that makes the real stores, on tables of their own."""
     return MinistackClients.of(emulator).cloud
 
 

@@ -179,7 +179,7 @@ def test_no_outage_costs_a_live_worker_its_attempt_and_every_dead_ones_job_goes_
 @settings(max_examples=100, deadline=None)
 @given(run=runs(flapping=True))
 def test_whatever_the_api_does_only_another_owner_ends_an_attempt(run: dict[str, object]) -> None:
-    """Even where the API is never there for long: a heartbeat is refused only if another worker holds the job."""
+    """A heartbeat is refused only if another worker holds the job, even if the API is never up for long."""
     outages = Outages(run)
     outages.simulate(outages.quiet_at + 2 * outages.interval_s + 2)
     for worker in outages.workers:

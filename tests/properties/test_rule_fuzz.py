@@ -74,7 +74,7 @@ ACTION = st.sampled_from(
 
 
 def rule(when: st.SearchStrategy[Any], wild: st.SearchStrategy[Any]) -> st.SearchStrategy[dict[str, Any]]:
-    """One whose values are mostly right; `wild` is what stands in for them now and then."""
+    """Draw rules whose values are mostly valid; `wild` replaces some of them."""
     return st.fixed_dictionaries(
         {"when": when, "do": ACTION | wild},
         optional={

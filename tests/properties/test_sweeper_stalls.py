@@ -97,7 +97,7 @@ def test_nothing_is_lost_and_nothing_is_left(meanwhile: Callable[[World], str], 
 
 
 def left(made: World) -> None:
-    """Once both have ended, and both have let go: exactly what checkpoints name is stored."""
+    """End both jobs with their retention; check that exactly the packs that checkpoints name are stored."""
     api = made.api
     api.clock.advance(SWEEPER_TIMEOUT_S + DEAD_AFTER_S)
     for held in (made.one, made.two):

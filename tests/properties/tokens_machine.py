@@ -53,7 +53,7 @@ class TokenMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.grants)
     @rule(which=st.integers(0, 20))
     def look(self, which: int) -> None:
-        """What is not redeemed is there to be looked at, expired or not: who looks compares the instant."""
+        """Check that a grant can be read until it is redeemed, even after its expiry: the reader compares the time."""
         grant = pick(self.grants, which)
         expected = None if grant.token_sha256 in self.redeemed else grant
         assert self.tokens.get_grant(grant.token_sha256) == expected

@@ -23,7 +23,7 @@ from tests.twins.jobs import MemoryJobStore
 ONE = "{name: high, when: loss > 5, on: [heartbeat, timer], do: {set: {knob: lr, factor: 0.5}}}"
 TWO = "{name: long, when: count(loss) >= 3 and failures == 0, do: {alert: x}, clear: failures > 99}"
 RULES = f"rules: [{ONE}, {TWO}]"
-"""What keeps its counters when it is given again, in another order."""
+"""Rules that keep their counters when `AGAIN` gives them in another order."""
 AGAIN = f"rules: [{TWO}, {ONE}]"
 
 
@@ -61,7 +61,7 @@ BETWEEN = st.sampled_from(["", "", "heartbeat", "sweep", "command", "rules"])
 
 
 class WatchedJob(RuleBasedStateMachine):
-    """One job, one worker, and everybody who looks."""
+    """A watched job, its worker, and the functions that evaluate its rules."""
 
     api: Api
     held: Held
@@ -69,7 +69,7 @@ class WatchedJob(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        """Claimed."""
+        """Submit a job with rules, and claim it."""
         self.api = memory_api()
         assert self.api.memory is not None
         self.store = DisturbedJobs(self.api.memory.state)
@@ -81,27 +81,27 @@ class WatchedJob(RuleBasedStateMachine):
 
     @rule(loss=LOSSES, between=BETWEEN, dies=DEATHS)
     def heartbeat(self, loss: float, between: str, dies: str) -> None:
-        """With a report, disturbed or not."""
+        """Send a heartbeat with a report, disturbed or not."""
         self._disturb(between, dies)
         self._survive(lambda: self._beat(loss))
 
     @rule(between=BETWEEN, dies=DEATHS)
     def sweep(self, between: str, dies: str) -> None:
-        """The sweeper's turn."""
+        """Let the sweeper run."""
         self.api.clock.advance(60)
         self._disturb(between, dies)
         self._survive(self.api.sweep)
 
     @rule(dies=DEATHS)
     def give_rules(self, dies: str) -> None:
-        """The same rules in another order."""
+        """Give the job the same rules in another order."""
         self._disturb("", dies)
         self._survive(self._give_rules)
 
     @precondition(lambda self: self.step > 0)
     @rule()
     def rising_edge(self) -> None:
-        """Low and then high, undisturbed: once."""
+        """Report a low and then a high loss, undisturbed: the rule fires once."""
         self._beat(1.0)
         before = self._fires()["high"]
         self._beat(9.0)
@@ -112,7 +112,7 @@ class WatchedJob(RuleBasedStateMachine):
 
     @invariant()
     def all_three_say_the_same(self) -> None:
-        """The counter, the events, the commands."""
+        """Check that the counter, the events and the commands agree."""
         rule_state = self.store.read(RuleStateRecord, self.held.id)
         assert rule_state is not None
         fires = self._fires()
@@ -126,7 +126,7 @@ class WatchedJob(RuleBasedStateMachine):
         assert fires["long"] <= 1
 
     def teardown(self) -> None:
-        """Every point that was reported undisturbed has been counted once."""
+        """Check that the rule state has counted each reported point at most once."""
         if hasattr(self, "api"):
             self._beat(1.0)
             rule_state = self.store.read(RuleStateRecord, self.held.id)

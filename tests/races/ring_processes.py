@@ -1,4 +1,4 @@
-"""What the kill tests of rings run in other processes: `python -m tests.races.ring_processes ROLE PLACE FILE`."""
+"""Run a writer or a reader for the kill tests of rings: `python -m tests.races.ring_processes ROLE PLACE FILE`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One process of a race on the emulated cloud: `python -m tests.races.store_racer` with a JSON order on stdin.
+"""Run one process of a race on the emulated cloud: `python -m tests.races.store_racer` with a JSON order on stdin.
 
 It says `ready` on stdout, waits for one more line on stdin, races with `threads` threads, and writes a JSON answer.
 """
@@ -52,6 +52,7 @@ def claim_all(client: Any, order: dict[str, Any], number: int) -> dict[str, Any]
             jobs,
             WorkQuery(machine_id=f"m-{order['seed']}-{number}"),
             tenant=TENANT,
+            tags={},
             key_id="k",
             token_sha256=random.token(),
             shards=order["shards"],
@@ -74,7 +75,7 @@ def redeem_all(client: Any, order: dict[str, Any], number: int) -> dict[str, Any
 
 
 def take_packs(client: Any, order: dict[str, Any], number: int) -> dict[str, Any]:
-    """One worker condemns packs that its job holds alone; all others hold them for jobs of their own."""
+    """Condemn a job's own packs as the first worker, or hold the packs for another job as any other worker."""
     packs = DynamoPackStore(client, order["prefix"])
     declared = [Pack.model_validate(pack) for pack in order["packs"]]
     seen = {record["blake3"]: PackRecord.model_validate(record) for record in order["seen"]}

@@ -18,7 +18,7 @@ from gpu_client.ring.settings import RingSettings
 
 WRITERS, KILLS, CAP = 3, 4, 40
 OBJECT_BYTES = 8640
-"""At most, of what `ring_processes` puts."""
+"""Largest object of a sample that `ring_processes` puts."""
 
 
 def begun(place: Path, told: Path) -> subprocess.Popen[bytes]:
@@ -26,7 +26,7 @@ def begun(place: Path, told: Path) -> subprocess.Popen[bytes]:
 
 
 def bytes_at_one_moment(place: Path, writers: list[subprocess.Popen[bytes]]) -> int:
-    """All files' lengths, those that have two names counted once, while no writer can change them."""
+    """Return the total size of all files, with each file of two names once, while the writers are stopped."""
     for writer in writers:
         writer.send_signal(signal.SIGSTOP)
     for writer in writers:

@@ -14,8 +14,10 @@ from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
+from tests.kits.runner.fork_server import fork_context
 
 MOST_OPERATIONS = 30
+fork_context("bench.ring.roles")
 
 
 @pytest.mark.timeout(180)

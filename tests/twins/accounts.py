@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functions.domain.errors import StorageUnavailable
-from functions.fleet.accounts import AccountsUnreadable, StoredAccounts
+from functions.fleet.accounts import AccountsUnreadable, StoredAccounts, StoredLogins, StoredSecrets
 
 
 class MemoryAccounts:
@@ -11,17 +11,18 @@ class MemoryAccounts:
 
     def __init__(self) -> None:
         self.accounts: StoredAccounts = {}
+        self.logins: StoredLogins = {}
         self.reads = 0
         self.available = True
         self.damaged = False
 
-    def read(self) -> StoredAccounts:
+    def read(self) -> StoredSecrets:
         self.reads += 1
         if not self.available:
             raise StorageUnavailable("the store of accounts is away")
         if self.damaged:
             raise AccountsUnreadable("the secret x holds no JSON object with accounts by provider")
-        return self.accounts
+        return StoredSecrets(accounts=self.accounts, logins=self.logins)
 
-    def write(self, accounts: StoredAccounts) -> None:
-        self.accounts = accounts
+    def write(self, secrets: StoredSecrets) -> None:
+        self.accounts, self.logins = secrets.accounts, secrets.logins

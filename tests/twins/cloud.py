@@ -16,7 +16,7 @@ from tests.twins.webhooks import MemoryWebhookStore
 
 
 class MemoryCloud:
-    """All ten stores over one state. `objects` has test hooks of its own."""
+    """The twins of all ten stores, over one state. `objects` has additional test hooks."""
 
     def __init__(self) -> None:
         self.state = MemoryState()

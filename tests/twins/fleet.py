@@ -25,7 +25,8 @@ class MemoryFleetStore:
         self._fleets = (state or MemoryState()).fleets
         self._retired: dict[tuple[str, str], StoredFleet] = {}
         self._spending = DeploymentLedger()
-        self._machines: dict[str, Machine] = {}
+        self._machines: dict[tuple[str, str, str], Machine] = {}
+        self._ended: list[Machine] = []
         self._ledgers: dict[tuple[str, str], Ledger] = {}
         self._events: dict[tuple[str, str], list[FleetEvent]] = {}
         self._calls: dict[tuple[str, str], float] = {}
@@ -61,6 +62,9 @@ class MemoryFleetStore:
 
     def last_tick(self) -> int | None:
         return self._finished_at
+
+    def any_fleet(self) -> bool:
+        return bool(self.damaged_fleets or self.fleets())
 
     def fleets(self, tenant: str | None = None, *, damaged: list[DamagedRecord] | None = None) -> Sequence[StoredFleet]:
         if damaged is not None:
@@ -103,19 +107,18 @@ class MemoryFleetStore:
     def machines(self, tenant: str, fleet: str) -> Sequence[Machine]:
         if (tenant, fleet) in self.damaged_machines:
             raise DamagedRecord(tenant, fleet, "ValidationError")
-        return [one for one in self._of(tenant, fleet) if one.watched]
-
-    def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
-        found = self._machines.get(token)
-        return found if found and found.watched and (found.tenant, found.fleet) == (tenant, fleet) else None
-
-    def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
-        over = [one for one in self._of(tenant, fleet) if not one.watched]
-        return sorted(over, key=lambda one: (one.since, one.id), reverse=True)[:limit]
-
-    def _of(self, tenant: str, fleet: str) -> list[Machine]:
         found = [one for one in self._machines.values() if (one.tenant, one.fleet) == (tenant, fleet)]
         return sorted(found, key=lambda one: one.id)
+
+    def holdings(self, tenant: str, fleet: str) -> tuple[Ledger, Sequence[Machine]]:
+        return self.ledger(tenant, fleet), self.machines(tenant, fleet)
+
+    def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
+        return self._machines.get((tenant, fleet, token))
+
+    def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
+        over = [one for one in self._ended if (one.tenant, one.fleet) == (tenant, fleet)]
+        return sorted(over, key=lambda one: (one.since, one.id), reverse=True)[:limit]
 
     def ledger(self, tenant: str, fleet: str) -> Ledger:
         return self._ledgers.get((tenant, fleet), Ledger())
@@ -142,15 +145,23 @@ class MemoryFleetStore:
                 raise WriteConflict
             self._spending = spending
         if machine is not None:
-            self._machines[machine.id] = machine
+            self._put(machine)
         if ledger is not None:
             self._ledgers[tenant, fleet] = ledger
         self._events.setdefault((tenant, fleet), []).extend(events)
 
     def update_machine(self, machine: Machine, events: Sequence[FleetEvent] = ()) -> None:
         self._require_next(machine)
-        self._machines[machine.id] = machine
+        self._put(machine)
         self._events.setdefault((machine.tenant, machine.fleet), []).extend(events)
+
+    def _put(self, machine: Machine) -> None:
+        place = machine.tenant, machine.fleet, machine.id
+        if machine.watched:
+            self._machines[place] = machine
+            return
+        self._machines.pop(place, None)
+        self._ended.append(machine)
 
     def _require_next(self, after: Machine) -> None:
         before = self.machine(after.tenant, after.fleet, after.id)
@@ -159,6 +170,10 @@ class MemoryFleetStore:
 
     def events(self, tenant: str, fleet: str, *, limit: int) -> Sequence[FleetEvent]:
         return sorted(self._events.get((tenant, fleet), []), key=lambda one: one.at)[::-1][:limit]
+
+    def history(self, tenant: str, fleet: str, *, since: int, limit: int) -> Sequence[tuple[int, FleetEvent]]:
+        found = [(number, one) for number, one in enumerate(self._events.get((tenant, fleet), ())) if one.at >= since]
+        return sorted(found, key=lambda each: each[1].at)[:limit]
 
     def allow(self, provider: str, call: str, now: int, interval_s: float) -> bool:
         if now < self._calls.get((provider, call), 0.0):

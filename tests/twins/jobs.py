@@ -45,9 +45,12 @@ class MemoryJobStore:
                 before, _ = state.fleets.get((fleet.tenant, fleet.name), (None, None))
                 if before not in (None, fleet.version - 1):
                     raise WriteConflict
-            # A transaction has one lease write at most: nothing is written yet when its guard refuses.
-            lease = None if transaction.lease is None else lease_after(transaction.lease, state.leases)
-            for write, document in zip(transaction.writes, documents, strict=True):
+            # Nothing is written yet when the guard of a lease refuses.
+            leases = [
+                None if isinstance(write, Put | Delete | PutFleet) else lease_after(write, state.leases)
+                for write in transaction.writes
+            ]
+            for write, document, lease in zip(transaction.writes, documents, leases, strict=True):
                 match write:
                     case Put():
                         state.jobs.put(write, document)
@@ -89,6 +92,7 @@ class MemoryJobStore:
         limit: int,
         cursor: str | None = None,
         newest_first: bool = False,
+        consistent: bool = True,
     ) -> ResultPage[Job]:
         listed = jobs_list(tenant, state, newest_first=newest_first)
         position = listed.position(cursor)
@@ -110,6 +114,10 @@ class MemoryJobStore:
     def due_retentions(self, now: int, *, limit: int) -> list[str]:
         with self._state.lock:
             return [job_id for _, job_id in self._state.jobs.timers.up_to(table_keys.RETENTION, now, limit)]
+
+    def unsettled(self, *, limit: int) -> list[str]:
+        with self._state.lock:
+            return [job_id for _, job_id in self._state.jobs.timers.up_to(table_keys.SEATS, 10**11, limit)]
 
     def due_rules(self, now: int, *, limit: int) -> list[str]:
         with self._state.lock:

@@ -38,7 +38,7 @@ class MemoryLeaseStore:
         with self._state.lock:
             return self._state.leases.get(job_id)
 
-    def get_many(self, job_ids: Sequence[str]) -> dict[str, Lease]:
+    def get_many(self, job_ids: Sequence[str], *, consistent: bool = False) -> dict[str, Lease]:
         with self._state.lock:
             return {job_id: self._state.leases[job_id] for job_id in job_ids if job_id in self._state.leases}
 

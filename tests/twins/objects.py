@@ -57,7 +57,7 @@ class _Part:
 
 @dataclass(frozen=True)
 class _Signed:
-    """What a URL gives the right to."""
+    """The one request that a presigned URL permits."""
 
     method: str
     bucket: str
@@ -148,6 +148,10 @@ class MemoryObjectStore:
         with self._lock:
             stored = self._bucket(bucket).objects.get(table_keys.object_key(tenant, key))
         return None if stored is None else stored.data
+
+    def read_many(self, tenant: str, bucket: str, keys: Sequence[str]) -> dict[str, bytes]:
+        found = {key: self.read(tenant, bucket, key) for key in keys}
+        return {key: data for key, data in found.items() if data is not None}
 
     def create(self, tenant: str, bucket: str, key: str, data: bytes) -> bool:
         with self._lock:

@@ -1,4 +1,4 @@
-"""Who holds which pack, in memory."""
+"""Store the references of jobs to packs in memory."""
 
 from __future__ import annotations
 

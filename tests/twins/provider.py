@@ -33,10 +33,19 @@ class VirtualMachine:
     announced_usd_per_hour: float | None = None
     ended_at: int | None = None
     running: bool = True
+    priced_at: int | None = None
+    """Time of the last change of the price."""
+    earlier_usd: float = 0.0
+    """Bill until then."""
 
     def billed_usd(self, now: int) -> float:
         until = now if self.ended_at is None else self.ended_at
-        return (until - self.created_at) / 3600 * self.usd_per_hour
+        since = self.created_at if self.priced_at is None else self.priced_at
+        return self.earlier_usd + (until - since) / 3600 * self.usd_per_hour
+
+    def reprice(self, usd_per_hour: float, now: int) -> None:
+        """Change the price from now on."""
+        self.earlier_usd, self.priced_at, self.usd_per_hour = self.billed_usd(now), now, usd_per_hour
 
 
 @dataclass
@@ -166,7 +175,8 @@ class VirtualProvider:
 
     def accept_price(self, handle: str, usd_per_hour: float) -> None:
         machine = next(one for one in self.machines if one.handle == handle)
-        machine.usd_per_hour, machine.announced_usd_per_hour = usd_per_hour, None
+        machine.reprice(usd_per_hour, self.now)
+        machine.announced_usd_per_hour = None
 
     def ssh_target(self, handle: str) -> SshTarget | None:
         return None

@@ -1,4 +1,4 @@
-"""What jobs share, in memory."""
+"""Store the records of shared outputs in memory."""
 
 from __future__ import annotations
 

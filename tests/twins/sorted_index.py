@@ -53,7 +53,7 @@ class SortedIndex(Generic[S]):
         return entries[: min(bisect_right(entries, highest, key=_sort), limit)]
 
     def members(self) -> set[str]:
-        """Everything in the index."""
+        """Return all members of the index."""
         return set(self._places)
 
 

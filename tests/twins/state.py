@@ -1,4 +1,4 @@
-"""What the twins in memory share: every item and every index, under one lock."""
+"""Hold the state that the twins in memory share: every item and every index, under one lock."""
 
 from __future__ import annotations
 
@@ -89,29 +89,32 @@ class JobsTable:
             self._sorts[key.partition].remove(key.sort)
 
     def _index(self, job: Job) -> None:
-        created = table_keys.created_sk(job.created_at, job.id)
-        self.by_tenant.put(job.id, job.tenant, created)
-        self.by_state.put(job.id, table_keys.state_pk(job.tenant, job.state), created)
-        if job.claimable:
-            self.ready.put(job.id, table_keys.ready_pk(job.tenant, job.queue, job.shard), job.ready_rank)
-        else:
-            self.ready.discard(job.id)
-        if job.timer_at is not None:
-            self.timers.put(job.id, table_keys.TIMER, job.timer_at)
-        elif job.retention_at is not None:
-            self.timers.put(job.id, table_keys.RETENTION, job.retention_at)
+        """Enter a job into the indexes whose keys are among its attributes, and take it out of the others."""
+        keys = job.attributes()
+        texts: tuple[tuple[SortedIndex[str], str, str], ...] = (
+            (self.ready, "ready_pk", "ready_sk"),
+            (self.by_tenant, "tenant", "created_sk"),
+            (self.by_state, "state_pk", "created_sk"),
+        )
+        for index, partition, sort in texts:
+            if sort in keys:
+                index.put(job.id, str(keys[partition]), str(keys[sort]))
+            else:
+                index.discard(job.id)
+        if "timer_at" in keys:
+            self.timers.put(job.id, str(keys["timer_pk"]), int(keys["timer_at"]))
         else:
             self.timers.discard(job.id)
 
 
 class MemoryState:
-    """What the twins share: one lock, all items, all indexes."""
+    """State that the twins share: one lock, all items, all indexes."""
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.jobs = JobsTable()
         self.groups: dict[tuple[str, str], dict[str, str]] = {}
-        """What is known of the jobs of a group, by tenant and group, then by job."""
+        """Documents of a group's members, by tenant and group, then by job."""
         self.packs: dict[tuple[str, str], PackRecord] = {}
         self._pack_writes = 0
         self.shared: dict[tuple[str, str], SharedRecord] = {}
@@ -127,7 +130,7 @@ class MemoryState:
         self.recipes: dict[tuple[str, str], StoredRecipe] = {}
         self.rings: dict[tuple[str, str], StoredRing] = {}
         self.ring_records: dict[tuple[str, str, str], dict[str, RingRecord]] = {}
-        """By tenant, name and id of the ring."""
+        """Records of rings, by tenant, name and id of the ring."""
         self.deliveries: dict[str, dict[tuple[int, str, int], Delivery]] = {}
 
     def pack_version(self) -> str:

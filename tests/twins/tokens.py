@@ -63,4 +63,5 @@ class MemoryTokenStore:
 
     def _put(self, key: ApiKey) -> None:
         self._state.keys[key.id] = key
-        self._state.keys_by_tenant.put(key.id, key.tenant, table_keys.created_sk(key.created_at, key.id))
+        if key.listed:
+            self._state.keys_by_tenant.put(key.id, key.tenant, table_keys.created_sk(key.created_at, key.id))

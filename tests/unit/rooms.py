@@ -38,8 +38,23 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.domain.errors",
         "functions.domain.jobs",
         "functions.domain.records",
+        "functions.domain.worlds.seat_ids",
     },
-    "functions.domain.records": {"baton.contract", "functions.domain.table_keys", "functions.domain.record_base"},
+    "functions.domain.worlds": {
+        "baton.contract",
+        "functions.domain.errors",
+        "functions.domain.jobs",
+        "functions.domain.record_base",
+        "functions.domain.records",
+        "functions.domain.seat_records",
+    },
+    "functions.domain.records": {
+        "baton.contract",
+        "functions.domain.table_keys",
+        "functions.domain.record_base",
+        "functions.domain.seat_records",
+    },
+    "functions.domain.seat_records": {"functions.domain.record_base"},
     "functions.domain": {"baton.contract"},
     "functions.recipes": {"baton.contract"},
     "functions.settings": {"baton.contract", "functions.domain"},
@@ -103,20 +118,35 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.api.jobs.recipes",
         "functions.api.fleet.store",
     },
-    "functions.api.admin": {"baton.contract", "functions.domain", "functions.api.http"},
+    "functions.api.admin": {
+        "baton.contract",
+        "functions.domain",
+        # The events that a webhook receives again.
+        "functions.fleet.records",
+        "functions.fleet.store",
+        "functions.api.http",
+    },
     "functions.api.rules": {
         "baton.contract",
         "functions.domain",
         "functions.api.http",
         "functions.api.worker.lease_guard",
+        "functions.api.worlds.seat_settlement",
     },
-    "functions.api.operations": {"baton.contract", "functions.domain", "functions.api.rules"},
+    "functions.api.worlds": {
+        "baton.contract",
+        "functions.domain",
+        "functions.api.http",
+        "functions.api.worker.lease_guard",
+    },
+    "functions.api.operations": {"baton.contract", "functions.domain", "functions.api.rules", "functions.api.worlds"},
     "functions.api.jobs": {
         "baton.contract",
         "functions.domain",
         "functions.api.http",
         "functions.api.rules",
         "functions.api.worker.lease_guard",
+        "functions.api.worlds",
         "functions.recipes",
         # The fleets of jobs that rent their own machines.
         "functions.fleet",
@@ -136,6 +166,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.api.objects.machine_access",
         "functions.api.operations.sweeper",
         "functions.api.worker.lease_guard",
+        "functions.api.worlds.seat_settlement",
     },
     "functions.api.worker": {
         "baton.contract",
@@ -146,6 +177,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.api.objects",
         "functions.api.operations",
         "functions.api.rules",
+        "functions.api.worlds",
     },
     "functions.api.routes": {
         "baton.contract",
@@ -159,6 +191,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "functions.api.objects",
         "functions.api.rules",
         "functions.api.worker",
+        "functions.api.worlds",
     },
     "functions.api": set(),
     "functions.publishing": {"baton.contract", "functions.domain", "functions.storage"},
@@ -226,8 +259,58 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.checkpoints.local",
     },
     "gpu_client.checkpoints": set(),
+    # Elastic training inside the training process: engines and codecs know neither rounds nor the session.
+    "gpu_client.elastic.errors": set(),
+    "gpu_client.elastic.outer_optimizer": set(),
+    "gpu_client.elastic.parameters": {"baton.contract", "gpu_client.elastic.errors"},
+    "gpu_client.elastic.codecs": {"gpu_client.elastic.errors"},
+    "gpu_client.elastic.engines": {"baton.contract", "gpu_client.elastic.codecs", "gpu_client.elastic.errors"},
+    "gpu_client.elastic.membership": {"baton.contract", "gpu_client.elastic.errors"},
+    "gpu_client.elastic.recovery": {
+        "baton.contract",
+        "gpu_client.elastic.codecs",
+        "gpu_client.elastic.engines",
+        "gpu_client.elastic.errors",
+        "gpu_client.elastic.outer_optimizer",
+    },
+    "gpu_client.elastic.rounds": {
+        "baton.contract",
+        "gpu_client.elastic.codecs",
+        "gpu_client.elastic.engines",
+        "gpu_client.elastic.errors",
+        "gpu_client.elastic.outer_optimizer",
+        "gpu_client.elastic.parameters",
+        "gpu_client.elastic.membership",
+        "gpu_client.elastic.recovery",
+    },
+    "gpu_client.elastic.data": {
+        "baton.contract",
+        "gpu_client.elastic.errors",
+        "gpu_client.elastic.membership",
+        "gpu_client.elastic.rounds",
+    },
+    # The script's outer loop, and its connections.
+    "gpu_client.elastic": {
+        "baton.contract",
+        "gpu_client.elastic.codecs",
+        "gpu_client.elastic.data",
+        "gpu_client.elastic.engines",
+        "gpu_client.elastic.errors",
+        "gpu_client.elastic.machine",
+        "gpu_client.elastic.membership",
+        "gpu_client.elastic.recovery",
+        "gpu_client.elastic.rounds",
+    },
+    # Processes of one machine, around the outer loop of a node.
+    "gpu_client.elastic.machine": {
+        "gpu_client.elastic.data",
+        "gpu_client.elastic.errors",
+        "gpu_client.elastic.outer",
+        "gpu_client.elastic.parameters",
+    },
     # The example to copy imports what a user's script imports.
     "gpu_client.training.digits": {"baton"},
+    "gpu_client.training.byte_transformer": {"baton"},
     # Code inside the training process knows neither the agent nor the network.
     "gpu_client.training.errors": set(),
     "gpu_client.training.protocol": set(),
@@ -244,6 +327,12 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.training.session": {
         "baton.contract",
         "gpu_client.controller",
+        # Imported by the first call of `Session.shards`.
+        "gpu_client.elastic.data",
+        # Imported by the first call of `Session.elastic`.
+        "gpu_client.elastic.node",
+        "gpu_client.elastic.machine",
+        "gpu_client.elastic.outer",
         "gpu_client.training.channel",
         "gpu_client.training.checkpoint",
         "gpu_client.training.distributed",
@@ -253,6 +342,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.training.integrations": {
         "baton.contract",
         "gpu_client.controller.learning_rate",
+        "gpu_client.elastic.data",
         "gpu_client.training.resumable_loader",
         "gpu_client.training.checkpoint",
         "gpu_client.training.errors",
@@ -322,6 +412,12 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.agent.io",
         "gpu_client.agent.workspace",
     },
+    # Sends the calls of a node to the control plane.
+    "gpu_client.agent.control.world_relay": {
+        "baton.contract",
+        "gpu_client.agent.control.channel_server",
+        "gpu_client.transport",
+    },
     "gpu_client.agent.control": {
         "baton.contract",
         "gpu_client.checkpoints",
@@ -354,6 +450,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Runs without aws_cdk, whose import starts Node.
     "cdk.tool": {"baton.contract", "functions", "cdk.NODE", "cdk.stage"},
     "cdk": {"baton.contract", "functions"},
+    "console": {"cdk.NODE", "cdk.tool.npm"},
+    # Fetches data sets from the store and the Hugging Face Hub before a training.
+    "gpu_client.datasets.prefetch": {"baton.contract", "gpu_client.transport"},
     # Looks at files, wherever they are: on the machine that pushes them, and on the one that trains.
     "gpu_client.datasets": set(),
     # One file beside a worker of the original orchestrator, in an image that has nothing else of ours.
@@ -425,6 +524,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.cli.data",
         # The format of money and the words about machines.
         "gpu_client.cli.fleet.view",
+        # The words about nodes of elastic jobs.
+        "gpu_client.cli.world.view",
     },
     "gpu_client.cli.insight": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core", "gpu_client.cli.jobs"},
     "gpu_client.cli.rules_recipes": {
@@ -438,10 +539,11 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.cli.insight",
         "gpu_client.cli.jobs",
     },
+    "gpu_client.cli.world": {"baton.contract", "gpu_client.transport", "gpu_client.cli.core"},
     # The program and its entry point import the commands; no command imports the program.
     "gpu_client.cli": {"gpu_client.transport"},
 }
-"""What each room may import of the product, besides itself."""
+"""Modules of the product that each room may import, besides its own."""
 
 THIRD_PARTY: dict[str, set[str]] = {
     "baton.contract": {"pydantic", "pydantic_core"},

@@ -15,7 +15,7 @@ import pytest
 from tests.unit.rooms import FORBIDDEN, MAY_IMPORT, THIRD_PARTY
 
 ROOT = Path(__file__).resolve().parents[2]
-PRODUCT = ("baton", "functions", "gpu_client", "cdk")
+PRODUCT = ("baton", "functions", "gpu_client", "cdk", "console")
 MAX_LINES = 600
 
 
@@ -29,7 +29,7 @@ def module_of(path: Path) -> str:
 
 @cache
 def imports_of(path: Path) -> list[tuple[str, int]]:
-    """Every module that a file imports, and the line."""
+    """Return every module that a file imports, and the line."""
     return list(_imports(path))
 
 
@@ -210,7 +210,7 @@ def printed_by(program: str, **environment: str) -> list[str]:
 
 
 def test_recipes_cost_those_nothing_who_read_none() -> None:
-    """Neither a cold start nor a GPU machine that runs a plan loads the template engine or YAML."""
+    """A cold start and a GPU machine that runs a plan load neither the template engine nor YAML."""
     program = (
         "import baton.contract.worker.calls, functions.api.http.route, gpu_client.agent.attempt.steps, sys; "
         "print({'jinja2', 'yaml', 'baton.contract.recipes.model'} & set(sys.modules)); "
@@ -221,7 +221,7 @@ def test_recipes_cost_those_nothing_who_read_none() -> None:
 
 
 def test_rings_cost_those_nothing_who_have_none() -> None:
-    """Only the function that serves them loads their store, their calls and their models."""
+    """Only the function that serves rings loads the rings' store, calls and models."""
     program = (
         "import sys, functions.handlers.wiring as wiring, functions.api.routes.worker, functions.api.routes.transfer; "
         "context = wiring.build_context({}); "
@@ -262,13 +262,16 @@ def test_no_junk_rooms(word: str) -> None:
         path
         for top in (*PRODUCT, "bench", "demo", "tests")
         for path in (ROOT / top).rglob(f"{word}*")
-        if path.stem == word
+        if path.stem == word and "node_modules" not in path.parts
     ]
     assert [str(path.relative_to(ROOT)) for path in found] == []
 
 
 def test_no_file_is_too_long_to_read() -> None:
-    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in sources(*PRODUCT, "demo")}
+    pages = [path for path in (ROOT / "console" / "src").rglob("*") if path.suffix in (".js", ".css")]
+    lengths = {
+        path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*sources(*PRODUCT, "demo"), *pages]
+    }
     too_long = {str(path.relative_to(ROOT)): lines for path, lines in lengths.items() if lines > MAX_LINES}
     assert too_long == {}
 
@@ -279,10 +282,19 @@ def test_every_folder_says_what_it_is() -> None:
 
 
 def test_class_names_are_unique() -> None:
-    """One name means one thing: a traceback, a log line or a search names the class without its module."""
+    """Each class name of the product is unique: a traceback, a log line or a search omits the module."""
     homes: dict[str, list[str]] = {}
     for path in sources(*PRODUCT, "demo"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))
     assert {name: paths for name, paths in homes.items() if len(paths) > 1} == {}
+
+
+def test_names_of_test_files_are_unique() -> None:
+    """pytest imports the files of folders without `__init__.py` by their names alone."""
+    found: dict[str, Path] = {}
+    for path in (ROOT / "tests").rglob("test_*.py"):
+        if not (path.parent / "__init__.py").exists():
+            assert path.name not in found, f"{path} and {found[path.name]} have one name: rename either"
+            found[path.name] = path

@@ -17,7 +17,7 @@ ROWS = {
     "Failure and recovery": 11,
     "Development and tests": 5,
     "Monitoring": 8,
-    "What others add": 17,
+    "What others add": 18,
     "Eighteen points": 18,
 }
 """Rows of each table: a row that is removed from the page is missed here."""

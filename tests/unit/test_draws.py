@@ -1,4 +1,4 @@
-"""What Hypothesis draws depends on the test alone."""
+"""Test that the draws of Hypothesis depend on the test alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a worker of pytest-xdist says of a test arrives, whatever the test has logged."""
+"""Test that the reports of a pytest-xdist worker arrive, whatever text a test has logged."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def save(step: int) -> None:
     staged, final = checkpoint_directory.staging_path(output, step), checkpoint_directory.checkpoint_path(output, step)
     staged.mkdir()
     (staged / "state.txt").write_text(digest)
-    # Of this job alone: what another one has stored already would not be sent.
+    # The weights depend on the job: the agent would not send a pack that another job has stored.
     own = hashlib.shake_128(f"{os.environ['BATON_JOB_ID']}{digest}".encode()).digest(32_000)
     (staged / "weights.bin").write_bytes(own)
     checkpoint_directory.write_marker(staged, step, {"loss": 1 / step}, "session", {})

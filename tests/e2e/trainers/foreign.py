@@ -43,10 +43,10 @@ def make_loader(args):
 
 def make_model():
     return nn.Sequential(
-        nn.Conv2d(1, 32, 3, padding=1), nn.ReLU(),
-        nn.Conv2d(32, 32, 3, padding=1), nn.ReLU(), nn.Dropout(0.2),
-        nn.Flatten(), nn.Linear(32 * 64, 128), nn.ReLU(), nn.Dropout(0.2),
-        nn.Linear(128, 10),
+        nn.Conv2d(1, 8, 3, padding=1), nn.ReLU(),
+        nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), nn.Dropout(0.2),
+        nn.Flatten(), nn.Linear(8 * 64, 32), nn.ReLU(), nn.Dropout(0.2),
+        nn.Linear(32, 10),
     )  # fmt: skip
 
 

@@ -1,6 +1,4 @@
-"""Where a trainer waits for its test, however late that looks: behind the step that the file $GATE names, until it
-names a later one or is gone.
-"""
+"""Hold a trainer behind the step that the file $GATE names, until the test writes a later step or removes the file."""
 
 import os
 import time
@@ -10,7 +8,7 @@ from typing import Any
 
 
 def wait(step: int, unless: Callable[[], object] = lambda: False) -> None:
-    """Behind a step, `unless` something else is to be done; not at all where no test holds the trainer."""
+    """Wait behind a step while the gate holds it and `unless` is false; do nothing without a gate."""
     while os.environ.get("GATE") and not unless():
         try:
             if step < int(Path(os.environ["GATE"]).read_text(encoding="utf-8")):

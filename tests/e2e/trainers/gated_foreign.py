@@ -11,7 +11,7 @@ save_state = Accelerator.save_state
 
 
 def gated(self: Accelerator, folder: Path) -> Any:
-    """As accelerate does it, once the gate lets the step pass."""
+    """Save the state as accelerate does, once the gate lets the step pass."""
     gate.wait(int(folder.name.rpartition("-")[2]))
     return save_state(self, folder)
 

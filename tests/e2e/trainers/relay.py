@@ -1,6 +1,6 @@
-"""One part of a training in several: goes on from what the part before it left in the output directory.
+"""Train one part of a training, from the file that the part before left in the output directory.
 
-Arguments: its name, and that of the part before it if there is one. Parameters: steps, step_s (seconds per step),
+Arguments: name of the part, and name of the part before if there is one. Parameters: steps, step_s (seconds per step),
 trace (a file to which each start and end is appended). Writes <name>.bin.
 """
 

@@ -1,5 +1,6 @@
-"""What generators of the end-to-end tests make, as slow as a test wants it: `shapes_of_ring:make`. A gate counts the
-samples that a process makes.
+"""Make samples for generators of the end-to-end tests, as slowly as a test wants: `shapes_of_ring:make`.
+
+A gate counts the samples that a process makes.
 """
 
 from __future__ import annotations

@@ -10,17 +10,17 @@ from baton import Session
 
 
 class Pictures:
-    """What has been made, by step: the session's state."""
+    """Pictures by file name: the state of the session."""
 
     def __init__(self) -> None:
         self.made: dict[str, str] = {}
 
     def state_dict(self) -> dict[str, str]:
-        """As it is."""
+        """Return the pictures made so far."""
         return dict(self.made)
 
     def load_state_dict(self, state: dict[str, str]) -> None:
-        """As it was."""
+        """Take back the pictures of a checkpoint."""
         self.made = dict(state)
 
 

@@ -20,7 +20,7 @@ WRONG_FROM = 25
 
 
 class Rate:
-    """What looks like an optimizer, to a knob."""
+    """The part of an optimizer that a knob reads and sets."""
 
     def __init__(self) -> None:
         self.param_groups = [{"lr": 1.0}]

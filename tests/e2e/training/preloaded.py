@@ -1,4 +1,4 @@
-"""What the fork server loads once for all training processes."""
+"""Import the libraries of all training processes once, in the fork server."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import gc
 import accelerate  # noqa: F401
 import lightning.pytorch  # noqa: F401
 import safetensors.torch  # noqa: F401
-import torch._dynamo  # noqa: F401 - otherwise the first optimizer of every process imports it, for seconds
 import transformers.trainer  # noqa: F401
 
 import gpu_client.training.digits  # noqa: F401

@@ -1,4 +1,4 @@
-"""What an agent does with a trainer that stages checkpoints in memory; its store is a folder."""
+"""Act as the agent of a trainer that stages checkpoints in memory; the store is a folder."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gpu_client.transport.net.cancellation import CancelEvent
 
 
 class StagingAgent:
-    """One attempt: an arena, a channel, and a committer that takes a random while to copy what it commits."""
+    """The agent of one attempt: an arena, a channel, and a committer whose copies take a random time."""
 
     def __init__(self, root: Path, stored: Path, chance: random.Random) -> None:
         root.mkdir(parents=True)
@@ -41,12 +41,12 @@ class StagingAgent:
         }
 
     def newest(self) -> Path | None:
-        """The newest checkpoint that was stored."""
+        """Return the newest stored checkpoint."""
         stored = [path for path in self._stored.iterdir() if path.name.isdecimal()]
         return max(stored, key=lambda path: int(path.name), default=None)
 
     def gather(self) -> None:
-        """Take what has become complete in the arena."""
+        """Offer the arena's newest complete checkpoint to the committer."""
         staged = find_checkpoint(self.arena)
         if staged is None or staged.version == self._version:
             return
@@ -67,7 +67,7 @@ class StagingAgent:
         temporary.rename(self._stored / str(staged.step))
 
     def finish(self) -> None:
-        """All processes of the trainer are gone: what is complete is stored still."""
+        """Store what is complete in the arena, after the end of all the trainer's processes."""
         self.gather()
         assert self.committer.drain()
 

@@ -53,7 +53,7 @@ def test_several_processes_stage_their_pieces_side_by_side(tmp_path: Path) -> No
     with StagingAgent(tmp_path / "0", stored, random.Random(7)) as agent:
         printed = run_ranks("sharded", tmp_path / "stopped", 2, agent.environment, stop_at=13)
         place = str(agent.arena / "checkpoint")
-        # Nobody takes the first one while they run: the one before the stop has to go to disk.
+        # The agent takes the first checkpoint only after the run: the one before the stop has to go to disk.
         assert [f"rank {rank} at 10: {place}" in text for rank, text in enumerate(printed)] == [True, True]
         assert ["checkpoint-14" in text for text in printed] == [True, True]
         agent.finish()

@@ -51,7 +51,7 @@ class Rate:
 
 
 def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> None:
-    """One process; writes what it saw to `<folder>/<rank>.json`."""
+    """Train as one process; write its record to `<folder>/<rank>.json`."""
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if size > 1:
@@ -95,7 +95,7 @@ def tell(folder: str, rank: int, **saw: Any) -> None:
 
 
 def run(folder: Path, size: int, **how: Any) -> list[dict[str, Any]]:
-    """What each process saw; fails if one of them does not come to its end."""
+    """Run a training of `size` processes; return the record of each. Fails if a process does not reach its end."""
     folder.mkdir(exist_ok=True)
     (folder / "rules.json").write_text(json.dumps(how.get("document", RULES)))
     with socket.socket() as probe:
@@ -140,7 +140,7 @@ def test_one_process_with_a_nan_stops_all_after_the_same_step(tmp_path: Path, si
 
 @pytest.mark.parametrize("agent", [True, False], ids=["with an agent", "alone"])
 def test_all_leave_alike_though_only_the_first_has_an_agent(tmp_path: Path, agent: bool) -> None:
-    """One took the job for handed back, the other for complete: the next thing they did together never ended."""
+    """Both processes leave at the same step with the same end; different ends would block the next collective call."""
     document = {"rules": [{"name": do, "when": "loss > 2", "do": do} for do in ("pause", "stop")]}
     ranks = run(tmp_path / "ends", 2, document=document, agent=agent)
     assert [one["ended_at"] for one in ranks] == [4, 4]
@@ -148,8 +148,10 @@ def test_all_leave_alike_though_only_the_first_has_an_agent(tmp_path: Path, agen
 
 
 def test_a_trainer_of_two_processes_goes_by_rules_alike_and_sees_the_nan_of_one(tmp_path: Path) -> None:
-    """One process with the mean of their losses decides as both do, but three steps earlier: the Trainer logs behind a
-    step what ranks send each other after the next one, and hear after the one after that. A NaN comes with its step."""
+    """Two processes decide as one with the mean of their losses, three steps later; a NaN ends them at its step.
+
+    The Trainer logs a loss after its step, ranks send it after the next step, and receive it one step later.
+    """
     nan = float("nan")
     losses = [[1.0, 3.0, 3.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0], [1.0, 5.0, 5.0, 1.0, nan, 1.0, 1.0, 1.0, 1.0]]
     rules = """rules:
@@ -191,7 +193,7 @@ def test_a_live_revision_and_a_command_reach_all_after_the_same_step(tmp_path: P
 
 
 def test_killed_with_rules_in_force_other_processes_go_on_as_if_they_had_not_been(tmp_path: Path) -> None:
-    """What was under way between the processes when they died is in the checkpoint."""
+    """A checkpoint holds the orders under way between the processes; a resumed training fires as an unkilled one."""
     whole = run(tmp_path / "whole", 2, own=0)[0]
     fired, seen = [], []
     for size, killed_after in ((2, 4), (3, 7), (2, None)):

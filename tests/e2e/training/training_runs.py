@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import multiprocessing
 import os
 import signal
 import time
@@ -18,10 +17,9 @@ import training_scripts
 
 from gpu_client.training.checkpoint import checkpoint_directory
 from tests.kits.network.ports import free_port
+from tests.kits.runner.fork_server import fork_context
 
-forkserver = multiprocessing.get_context("forkserver")
-# By its full name: in Python 3.11 the server does not get the path of the tests.
-forkserver.set_forkserver_preload(["tests.e2e.training.preloaded"])
+forkserver = fork_context("tests.e2e.training.preloaded")
 
 
 class Run:
@@ -40,11 +38,11 @@ class Run:
 
     @property
     def running(self) -> bool:
-        """Whether it has not ended."""
+        """Return whether the process has not ended."""
         return self._process.exitcode is None
 
     def wait_for(self, condition: Callable[[], bool]) -> None:
-        """Wait until it has come so far; fails if it ends before."""
+        """Wait until the condition holds; fail if the process ends before."""
         while not condition():
             assert self.running, self.finish()
             time.sleep(0.002)
@@ -91,7 +89,7 @@ def only_complete(output: Path) -> list[int]:
 
 
 def same_bytes(one: Path, other: Path, name: str) -> bool:
-    """Whether a file is the same in both directories."""
+    """Return whether the file has the same bytes in both directories."""
     return (one / name).read_bytes() == (other / name).read_bytes()
 
 

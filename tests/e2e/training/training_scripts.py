@@ -27,7 +27,7 @@ STEPS = 30
 
 
 def make_model() -> nn.Module:
-    """Two layers and dropout: the result depends on the random state."""
+    """Make a model of two layers and dropout: the result depends on the random state."""
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Dropout(0.2), nn.Linear(32, 4))
 
@@ -43,8 +43,10 @@ class Noise(Dataset[torch.Tensor]):
 
 
 def workers() -> None:
-    """Two prefetching workers. Says "step N" on stdout after each step. `hold_at` in the parameters: after that step it
-    waits for the file `go-on`."""
+    """Train with two prefetching workers, and print "step N" after each step.
+
+    The training waits after the step `hold_at` of the parameters for the file `go-on`.
+    """
     torch.set_num_threads(1)
     session = Session.start(resume=True)
     model = make_model()
@@ -105,7 +107,7 @@ def accelerated() -> None:
 
 
 def one_fails() -> None:
-    """Two processes without accelerate; the second cannot store its part: neither may commit, nor wait for ever."""
+    """Checkpoint with two processes of which the second cannot store its part: none may commit or wait forever."""
     torch.distributed.init_process_group("gloo")
     session = Session.start()
     model = nn.Linear(2, 2)
@@ -336,6 +338,7 @@ def staged() -> None:
 
 def run(script: str, environment: Mapping[str, str], log: str) -> None:
     """Become a process group of its own, with exactly this BATON_* environment and its output in a file."""
+    assert "tests.e2e.training.preloaded" in sys.modules, "the server has loaded no library: each process would"
     os.setsid()
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)

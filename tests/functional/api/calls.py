@@ -11,6 +11,8 @@ from tests.kits.files.declared_files import described, in_packs
 
 FILE = described("model.bin", b"weights")
 _STEP = {"step": "100"}
+NODE = "0.1.9f86d081"
+PROGRAM = {"torch": "2.13.0", "engine": "wire", "codec": "int8", "parameters": 64, "model_sha256": "9f" * 32}
 
 _BODIES: dict[str, Any] = {
     "POST /job": {"command": ["train"]},
@@ -20,6 +22,7 @@ _BODIES: dict[str, Any] = {
     "POST /job/{id}/resume": {},
     "POST /job/{id}/retry": {},
     "PUT /job/{id}/rules": {"text": "rules: [{name: nan, when: not isfinite(loss), do: save}]"},
+    "POST /job/{id}/share": {},
     "POST /job/{id}/commands": {"kind": "save"},
     "POST /rules/check": {"text": "rules: []"},
     "POST /heartbeat/{id}": {"step": 1},
@@ -32,6 +35,12 @@ _BODIES: dict[str, Any] = {
     "POST /job/{id}/checkpoints/{step}/damaged": {"epoch": 1},
     "POST /job/{id}/artifacts": {"artifacts": [FILE]},
     "POST /job/{id}/logs": {"first_line": 0, "lines": ["hello"]},
+    "POST /job/{id}/world/join": {"node": NODE, "program": PROGRAM},
+    "POST /job/{id}/world/epoch": {"node": NODE, "epoch": 0, "members": [NODE]},
+    "POST /job/{id}/world/data": {"node": NODE, "plan_sha256": "9f" * 32},
+    "POST /job/{id}/world/report": {"node": NODE, "epoch": 0},
+    "POST /job/{id}/world/relay": {"node": NODE, "calls": True},
+    "POST /job/{id}/world/exclude": {"seats": [0]},
     "POST /upload/{bucket}/{key+}": {},
     "POST /uploads": {
         "bucket": "training-data",
@@ -58,10 +67,13 @@ _BODIES: dict[str, Any] = {
         "private_key": "k",
         "hosts": [{"name": "desk", "address": "10.0.0.7", "user": "baton", "host_key": "ssh-ed25519 AAAA"}],
     },
+    "PUT /registries/{registry}": {"username": "acme", "password": "k"},
     "POST /fleet-doctor/fix": {"findings": ["stray_machine/vast/7"]},
+    "POST /machines/preflight": {},
     "POST /machines/enroll": {"gpus": 0, "disk_gib": 80},
     "POST /machines/heartbeat": {},
     "POST /keys": {"name": "k", "scopes": ["submit"]},
+    "POST /sessions": {"code": "baton_k3f9a0b1_s3cr3t"},
     "POST /webhooks": {"url": "https://hooks.example.com/baton"},
     "POST /webhooks/{id}/replay": {},
     "POST /recipes": {
@@ -73,7 +85,7 @@ _IN_BODY = ("POST /progress", "POST /complete", "POST /fail", "POST /release", "
 
 @dataclass(frozen=True)
 class ValidCall:
-    """What to send."""
+    """A valid call of a route: method, target and body."""
 
     route: Route
     method: str
@@ -82,7 +94,7 @@ class ValidCall:
 
 
 def valid_call(route: Route, job_id: str) -> ValidCall:
-    """A call of this route about this job that nothing but the state of things could refuse."""
+    """Return a call of the route about the job; only the state of stored records could refuse the call."""
     key = route.route_key
     body = _BODIES.get(key)
     if key in (*_IN_BODY, "POST /webhooks/{id}/replay"):
@@ -96,12 +108,14 @@ def valid_call(route: Route, job_id: str) -> ValidCall:
         .replace("{ring}", "shapes")
         .replace("{fleet}", "nights")
         .replace("{machine}", "a1b2c3d4-nights-9f8e7d6c5b4a")
+        .replace("{registry}", "ghcr.io")
+        .replace("{file}", "main-5TQ7A2.js")
         .replace("{bucket}", "training-data")
         .replace("{key+}", "a.bin")
     )
     if key == "GET /rings/{ring}/keys":
         target += "?prefix=inbox/"
-    if route.path.endswith("/token"):
+    if route.path in ("/upload/token", "/download/token"):
         target += "?bucket=training-data&key=a.bin"
     if route.path.startswith("/upload/{"):
         part = "?uploadId=u&partNumber=1"

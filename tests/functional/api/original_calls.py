@@ -37,7 +37,7 @@ class Original:
         return job
 
     def heartbeat(self, job_id: str, body: Any = None) -> Answer:
-        """As its worker sends it, unless `body` is given; {} is the empty one that its documentation prescribes."""
+        """Send the heartbeat of the original's worker, or `body`; the original's documentation prescribes {}."""
         return self.call("POST", f"/heartbeat/{job_id}", self.salad if body is None else body)
 
     def report(self, what: str, job_id: str, key: str | None = None) -> Answer:
@@ -47,7 +47,7 @@ class Original:
         return self.call("POST", f"/{what}", body)
 
     def reports(self, job_id: str) -> list[Answer]:
-        """All three, with the keys that its program names."""
+        """Send progress, completion and failure, with the keys that the original's worker names."""
         return [
             self.report("progress", job_id, self.zip_key(job_id, 100)),
             self.report("complete", job_id, self.model_key(job_id)),

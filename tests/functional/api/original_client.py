@@ -71,6 +71,10 @@ class OriginalClient:
         job: dict[str, Any] = self._json("GET", f"/job/{job_id}")
         return job
 
+    def jobs(self) -> list[dict[str, Any]]:
+        jobs: list[dict[str, Any]] = self._json("GET", "/jobs")
+        return jobs
+
     def events(self, job_id: str) -> list[dict[str, Any]]:
         events: list[dict[str, Any]] = self._json("GET", f"/job/{job_id}/events")
         return events

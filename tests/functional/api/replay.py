@@ -109,7 +109,7 @@ def prepared_api(*, claimed: bool) -> Api:
 
 
 def replay(path: Path, api: Api) -> dict[str, Any]:
-    """What the handler named by the event's folder answers; of publisher and deliverer also what they sent."""
+    """Give an event to the handler that its folder names; return the answer, and messages of publisher or deliverer."""
     event = json.loads(path.read_text())
     handler = path.parent.name
     if handler == "authorizer":

@@ -31,7 +31,7 @@ def training(api: Api, rules: str, **more: Any) -> Held:
 
 
 def generators(api: Api, number: int = 1, **more: Any) -> list[str]:
-    """That many, each a second newer than the one before."""
+    """Submit `number` generators, each a second newer than the one before; return their ids."""
     found = []
     for _ in range(number):
         found.append(api.submit(queue="generators", tags=GROUP, **more)["id"])
@@ -46,7 +46,7 @@ def live(api: Api, group: str = "generators") -> list[dict[str, Any]]:
 
 
 def told(api: Api, job_id: str) -> list[tuple[str, str]]:
-    """What became of a job's rules."""
+    """Return type and message of each event of a job's firings and actions."""
     events = api.get(f"/job/{job_id}/events").ok()
     here = [one for one in events if one["type"].startswith(("rule.fired", "action."))]
     return [(one["type"], one["data"]["message"]) for one in here]

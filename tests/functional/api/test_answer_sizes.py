@@ -64,7 +64,7 @@ def test_output_full_of_control_characters_can_be_read(api: Api) -> None:
 
 
 def test_the_largest_job_can_be_completed_with_the_most_artifacts(api: Api) -> None:
-    """What was accepted must be storable at the end as well: hours of training hang on it."""
+    """The largest accepted job can be stored with its artifacts too: hours of training depend on the last write."""
     api.submit(parameters={"text": "x" * 32_000}, environment={f"E{n}": "x" * 4000 for n in range(16)}, outputs=[])
     held = api.claim()
     files = {f"{n:03d}" + '"' * 62: b"%d" % n for n in range(500)}
@@ -82,7 +82,7 @@ def test_a_made_up_cursor_never_reaches_the_database(api: Api, size: int) -> Non
 
 
 def test_an_output_with_the_longest_path_can_be_fetched(api: Api) -> None:
-    """Its key has a prefix besides: paths as long as a whole key were accepted and could never be fetched."""
+    """The API refuses an output path that is too long for a key with its prefix, and an accepted one can be fetched."""
     api.submit()
     held = api.claim()
     declared = described("/".join(["d" * 99] * 9), b"trained")

@@ -35,7 +35,7 @@ MALFORMED = {
 @pytest.mark.parametrize("route", WITH_BODY, ids=named)
 def test_malformed_json(api: Api, route: Route, what: str) -> None:
     call = valid_call(route, NO_JOB)
-    # As bytes: of what says that it is JSON, API Gateway makes valid text.
+    # The body is sent as bytes, because API Gateway makes valid text of a body that is declared as JSON.
     as_bytes = {"content-type": "application/octet-stream"}
     with api.unchanged():
         api.call(call.method, call.target, MALFORMED[what], headers=as_bytes).refused(ErrorCode.MALFORMED_JSON)

@@ -20,7 +20,7 @@ def stop(api: Api, job_id: str) -> None:
 
 
 def retry(api: Api, job_id: str, from_step: int) -> None:
-    """From a checkpoint; 0 for from nothing."""
+    """Retry the job from a checkpoint; 0 means from nothing."""
     api.post(f"/job/{job_id}/retry", {"from_step": from_step}).ok()
 
 
@@ -40,12 +40,12 @@ def two_branches(api: Api, second_from: int) -> str:
 
 
 FROM = [(100, [100]), (0, [])]
-"""Where the second branch begins, and what 200 continues then."""
+"""Step at which the second branch begins, and the checkpoints that 200 then continues."""
 
 
 @pytest.mark.parametrize(("second_from", "behind"), FROM)
 def test_back_on_a_branch_that_was_left_behind(api: Api, second_from: int, behind: list[int]) -> None:
-    """To 150 and back to 200: that does not make 150 what 200 continues, nor what is fallen back on."""
+    """A retry from 150 and then from 200 adds 150 neither to the history of 200 nor to its fallbacks."""
     job_id = two_branches(api, second_from)
     retry(api, job_id, 150)
     stop(api, job_id)

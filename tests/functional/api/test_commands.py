@@ -111,7 +111,7 @@ def saved(held: Held, step: int) -> None:
 
 
 def next_attempt(api: Api, held: Held) -> tuple[Held, list[dict[str, Any]]]:
-    """Behind a machine that was lost."""
+    """Lose the machine, and claim the job again; return the attempt and its commands."""
     api.clock.advance(LEASE_INTERVALS * held.item["heartbeat_interval_s"] + 1)
     api.sweep()
     again = api.claim()
@@ -138,7 +138,7 @@ def test_a_save_whose_checkpoint_was_lost_is_handed_out_again(api: Api) -> None:
 
 
 def test_an_evaluation_that_was_lost_with_its_machine_is_handed_out_again(api: Api) -> None:
-    """It was of steps that are trained again; its answer may never have come."""
+    """An `evaluate` of a step that no checkpoint contains is handed out again: the next attempt trains that step."""
     held = running(api)
     given = give(api, held.id, "evaluate").ok()
     held.commit(100).ok()

@@ -14,7 +14,7 @@ from tests.kits.api.harness import Api, Held, emulated_api
 
 pytestmark = pytest.mark.emulator
 CALL = Counter({"BatchGetItem": 1})
-"""Of every call, besides what authorizes it: the job, the lease; the packs."""
+"""Requests of every commit call beside the reads of key, job and lease: one read of the packs."""
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def api(emulator: Emulator) -> Api:
 
 
 def requests_of(api: Api, held: Held, manifest: dict[str, Any]) -> tuple[Counter[str], dict[str, Any]]:
-    """What one call of the commit sends."""
+    """Send one call of a commit; return its requests and its answer."""
     jobs, objects = api.context.jobs, api.context.objects
     with counted_requests(jobs._client) as dynamodb, counted_requests(objects._client) as s3:  # type: ignore[attr-defined]
         answer = held.post(f"/job/{held.id}/checkpoints", manifest).ok()
@@ -39,7 +39,7 @@ def test_a_commit_costs_what_it_must(api: Api) -> None:
     held.commit(1, files).ok()
     manifest = held.manifest(2, {**files, "a": b"a2", "b": b"b2"})
     first, answer = requests_of(api, held, manifest)
-    # What the job holds already is not looked at; the manifest is the one object that is written.
+    # The commit reads no pack that the job holds already, and writes one object, the manifest.
     assert first == CALL + Counter({"HeadObject": 3, "PutObject": 1})
     for item in answer["missing"]:
         data = {blake3(data).hexdigest(): data for data in (b"a2", b"b2")}[item["blake3"]]

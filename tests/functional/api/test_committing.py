@@ -129,7 +129,7 @@ def test_other_contents_for_a_committed_step(api: Api, held: Held) -> None:
 def test_other_contents_than_an_interrupted_commit_left_behind(
     api: Api, held: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its manifest is stored and stays as it is; the other one lies beside it."""
+    """A commit of other contents is stored beside the manifest that an interrupted commit of the step has left."""
 
     def away(_: object) -> None:
         raise StorageUnavailable("no answer")

@@ -38,7 +38,7 @@ DEFAULTS: dict[str, Any] = {
     "center_crop": False,
     "random_flip": False,
 }
-"""Of every field of the original's job but the two that are required."""
+"""Default of every field of the original's job except the two required ones."""
 OTHERS: dict[str, Any] = {
     "class_prompt": "a dog",
     "class_data_prefix": "dogs/",
@@ -100,7 +100,7 @@ ROW = {
     *("checkpoint_bucket", "checkpoint_prefix", "model_bucket", "model_key", "data_bucket", "num_failures"),
     *("instance_data_keys", "class_data_keys", *FLAT, *DEFAULTS),
 }
-"""What the original's `GET /work` has."""
+"""Fields of a row of the original's `GET /work`."""
 OF_LEASES = {"lease_token", "epoch", "lease_duration_s", "heartbeat_interval_s", "plan", "parameters", "command"}
 
 
@@ -167,7 +167,7 @@ def test_every_field_has_a_case_above() -> None:
 def test_prior_preservation_without_a_class_is_accepted_and_left_to_the_originals_workers(
     api: Api, prompt: str | None
 ) -> None:
-    """As in the example of the original's documentation; its worker names the class "None" to its script."""
+    """The API accepts a job without a class, as in the original's documentation, and passes the job on unchanged."""
     view = api.post("/job", {**JOB_BODY, "with_prior_preservation": True, "class_prompt": prompt}).ok()
     assert (view["with_prior_preservation"], view["class_prompt"]) == (True, prompt)
     # Baton's agent has no class that it could preserve.

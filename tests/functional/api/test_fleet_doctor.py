@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from baton.contract.fleets.fleet import MachineState
+from functions.domain.errors import WriteConflict
 from functions.fleet import doctor
 from functions.fleet.drivers.protocol import AccountReport, Leftover, ProviderRefused, ProviderUnavailable, RefusalKind
-from functions.fleet.records import Sighting
+from functions.fleet.records import STRAYS_NAME, STRAYS_TENANT, Sighting
+from tests.functional.api.test_sweeper import Invocation
 from tests.kits.api.accounts import KEY, AccountProvider, log_in, market
-from tests.kits.api.fleets import DOCUMENT, OFFER, make_machine, put_machine
+from tests.kits.api.fleets import DOCUMENT, OFFER, deploy_controller, make_machine, put_machine
 from tests.kits.api.harness import NOW, TENANT, Api
 from tests.twins.provider import VirtualMachine
 
@@ -53,7 +56,7 @@ def test_nothing_is_found_where_nothing_is_wrong(api: Api, vast: AccountProvider
     put_machine(api, make_machine(token(api, "m1"), MachineState.READY, offer=VAST_OFFER))
     vast.machines.append(VirtualMachine("h-1", token(api, "m1"), 0.4, NOW, "host"))
     with api.unchanged():
-        assert api.get("/fleet-doctor").ok() == {"providers": ["vast"], "findings": [], "at": NOW}
+        assert api.get("/fleet-doctor").ok() == {"providers": ["vast"], "findings": [], "strays": [], "at": NOW}
 
 
 def test_a_stray_is_destroyed_and_a_foreign_machine_is_not_touched(api: Api, vast: AccountProvider) -> None:
@@ -75,6 +78,33 @@ def test_a_stray_is_destroyed_and_a_foreign_machine_is_not_touched(api: Api, vas
     ]
     assert (stray.ended_at is None, foreign.ended_at) == (False, None)
     assert list(findings(api)) == ["foreign_machines/vast"]
+
+
+def test_a_stray_that_the_doctor_ends_is_paid_by_the_deployment_and_has_a_receipt(
+    api: Api, vast: AccountProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No fleet exists: the fix itself lets the ticks follow that prove the absence."""
+    from functions.handlers import fleet
+
+    drivers = api.context.drivers
+    deploy_controller(api, monkeypatch)
+    monkeypatch.setattr(fleet, "drivers", drivers)
+    api.context = replace(api.context, drivers=drivers)
+    for number in (2, 3):
+        vast.machines.append(VirtualMachine(f"h-{number}", token(api, f"lost-{number}"), 0.6, NOW - 1800, "host"))
+    vast.now = NOW
+    body = {"findings": ["stray_machine/vast/h-2", "stray_machine/vast/h-3"]}
+    assert [one["fixed"] for one in api.post("/fleet-doctor/fix", body).ok()["outcomes"]] == [True, True]
+    for _ in range(4):
+        api.clock.advance(60)
+        vast.now = api.clock.now()
+        fleet.handler({}, Invocation(55))
+    strays = api.get("/fleet-doctor").ok()["strays"]
+    assert [(one["state"], one["reason"]) for one in strays] == [("gone", "no record explained the machine")] * 2
+    assert all(one["receipt"]["charged_usd"] == pytest.approx(0.3) for one in strays)
+    store = api.context.fleet
+    assert store is not None and store.fleets() == []
+    assert store.spending().spent_usd == pytest.approx(sum(one["spent_usd"] for one in strays)) == pytest.approx(0.62)
 
 
 def test_a_machine_with_a_record_is_no_stray_until_the_record_has_ended(api: Api, vast: AccountProvider) -> None:
@@ -162,20 +192,43 @@ def test_a_provider_that_hangs_does_not_hide_the_others(
     assert found["code"] == "provider_silent" and "no answer within" in found["detail"]
 
 
-def test_a_fix_that_the_provider_refuses_says_so(api: Api, vast: AccountProvider, monkeypatch: Any) -> None:
-    vast.machines.append(VirtualMachine("h-2", token(api, "lost"), 0.4, NOW, "host"))
-    body = {"findings": ["stray_machine/vast/h-2"]}
+def test_a_fix_that_the_provider_refuses_says_so_and_leaves_the_machine_to_the_ticks(
+    api: Api, vast: AccountProvider, monkeypatch: Any
+) -> None:
+    ids = [f"stray_machine/vast/h-{number}" for number in range(3)]
+    for number in range(3):
+        vast.machines.append(VirtualMachine(f"h-{number}", token(api, f"lost-{number}"), 0.4, NOW, "host"))
 
     def refuse(handle: str) -> bool:
         raise ProviderUnavailable("429")
 
     monkeypatch.setattr(vast, "destroy", refuse)
-    (outcome,) = api.post("/fleet-doctor/fix", body).ok()["outcomes"]
+    (outcome,) = api.post("/fleet-doctor/fix", {"findings": ids[:1]}).ok()["outcomes"]
     assert (outcome["fixed"], outcome["detail"]) == (False, "429")
     monkeypatch.setattr(vast, "destroy", lambda handle: False)
-    assert not api.post("/fleet-doctor/fix", body).ok()["outcomes"][0]["fixed"]
+    assert not api.post("/fleet-doctor/fix", {"findings": ids[1:2]}).ok()["outcomes"][0]["fixed"]
     monkeypatch.setattr(doctor, "BEGIN_WITHIN_S", 0.0)
-    assert api.post("/fleet-doctor/fix", body).ok()["outcomes"][0]["later"]
+    assert api.post("/fleet-doctor/fix", {"findings": ids[2:]}).ok()["outcomes"][0]["later"]
+    assert list(findings(api)) == ids[2:]
+    assert api.context.fleet is not None
+    recorded = api.context.fleet.machines(STRAYS_TENANT, STRAYS_NAME)
+    assert [(one.handle, one.state) for one in recorded] == [(f"h-{at}", MachineState.TERMINATING) for at in range(2)]
+
+
+def test_a_stray_that_a_tick_adopts_at_the_same_moment_is_fixed_by_the_next_call(
+    api: Api, vast: AccountProvider, monkeypatch: Any
+) -> None:
+    vast.machines.append(VirtualMachine("h-2", token(api, "lost"), 0.4, NOW, "host"))
+
+    def conflict(*_: object) -> None:
+        raise WriteConflict
+
+    with monkeypatch.context() as patch:
+        patch.setattr(api.context.fleet, "update_machine", conflict)
+        body = {"findings": ["stray_machine/vast/h-2"]}
+        (outcome,) = api.post("/fleet-doctor/fix", body).ok()["outcomes"]
+    assert (outcome["fixed"], outcome["later"], vast.machines[0].ended_at) == (False, True, None)
+    assert api.post("/fleet-doctor/fix", body).ok()["outcomes"][0]["fixed"]
 
 
 @pytest.mark.parametrize(
@@ -225,4 +278,4 @@ def test_a_fleet_whose_provider_has_no_account_is_found(api: Api, vast: AccountP
 
 
 def test_a_deployment_without_providers_can_be_examined(api: Api) -> None:
-    assert api.get("/fleet-doctor").ok() == {"providers": [], "findings": [], "at": NOW}
+    assert api.get("/fleet-doctor").ok() == {"providers": [], "findings": [], "strays": [], "at": NOW}

@@ -16,6 +16,8 @@ from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.money import Budget
 from baton.contract.jobs.job import JobState
 from functions.api.fleet import quotes
+from functions.domain.jobs.transaction import Put
+from functions.domain.worlds.world_record import WorldNode, WorldRecord
 from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.ledger import Ledger
@@ -299,3 +301,60 @@ def test_offers_are_ranked_by_the_length_of_the_work_and_the_rest_is_counted(api
 @pytest.mark.parametrize(("body", "field"), [({"hours": 0}, "hours"), ({"providers": ["aws"]}, "providers.0")])
 def test_bad_questions_are_refused_at_their_field(api: Api, body: dict[str, Any], field: str) -> None:
     api.post("/offers", body).refused(ErrorCode.INVALID_VALUE, field)
+
+
+def test_a_plan_counts_the_nodes_of_a_job(api: Api) -> None:
+    sell(api, Market("loopback", *({"ref": str(at), "usd_per_hour": 0.2 + at / 100} for at in range(4))))
+    job = {**COMMAND, "nodes": {"min": 2, "max": 6}}
+    found = plan(api, job, hours=3, max=6)
+    assert (found["start"], found["why"]) == (4, "only 4 offers fit")
+    assert found["works"] == [{"job": None, "name": None, "nodes": 6, "hours": 3, "hours_from": "given"}]
+    # Four nodes train three hours each, and the nodes without a machine never train alone.
+    assert (found["hours"]["expected"], found["usd"]["expected"]) == (3, pytest.approx(0.86 * 3.1167, abs=0.001))
+    few = plan(api, {**COMMAND, "nodes": {"min": 5, "max": 6}}, max=6)
+    assert (few["start"], few["why"], few["usd"]) == (0, "4 of 5 nodes can be rented; only 4 offers fit", None)
+    small = plan(api, {**COMMAND, "nodes": {"min": 2, "max": 6}, "requirements": {"min_vram_gib": 48}}, max=6)
+    assert len(small["unservable"]) == 1
+    stored = api.submit(nodes={"min": 2, "max": 3})
+    assert [(one["job"], one["nodes"]) for one in plan(api, max=6)["works"]] == [(stored["id"], 3)]
+
+
+def test_the_plan_of_a_submitted_job_counts_its_nodes_once(api: Api) -> None:
+    """`baton submit --rent` asks with the job, because the index of waiting jobs may not list its seats yet."""
+    sell(api, Market("loopback", *({"ref": str(at)} for at in range(3))))
+    nodes = {"min": 2, "max": 4}
+    job = api.submit(nodes=nodes, rent={"budget_usd": 9, "providers": ["loopback"]})
+    name = job["queue"]
+    spec = api.get(f"/fleets/{name}").ok()["spec"]
+    body = {"fleet": spec, "job": {**COMMAND, "nodes": nodes, "queue": name}}
+    found = api.post(f"/fleets/{name}/plan", body).ok()
+    assert (found["start"], found["why"]) == (3, "only 3 offers fit")
+    assert [one["nodes"] for one in found["works"]] == [4]
+
+
+def test_offers_for_nodes_are_counted_by_hosts(api: Api) -> None:
+    """The host of the first two offers sells one GPU, on demand and to bids; the kind of the last has many machines."""
+    one = {"ref": "a", "machine_ref": "h1", "usd_per_hour": 0.2}
+    bid = {"ref": "a@bid", "machine_ref": "h1", "usd_per_hour": 0.21, "spot": True}
+    many = {"ref": "k", "usd_per_hour": 0.3, "repeatable": True}
+    sell(api, Market("loopback", one, bid, {"ref": "b", "machine_ref": "h2", "usd_per_hour": 0.25}, many))
+
+    def taken(**more: Any) -> dict[str, int]:
+        found = api.post("/offers", more).ok()["offers"]
+        return {one["ref"]: one["taken"] for one in found}
+
+    assert taken() == {"a": 0, "a@bid": 0, "b": 0, "k": 0}
+    assert taken(nodes=2) == {"a": 1, "a@bid": 0, "b": 1, "k": 0}
+    assert taken(nodes=4, limit=1) == {"a": 1, "a@bid": 0, "b": 1, "k": 2}
+
+
+def test_a_training_that_has_lost_nodes_plans_each_machine(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a"}))
+    job = api.submit(nodes={"min": 3, "max": 3})
+    seat = api.claim().item["world"]["seat"]
+    assert plan(api, max=3)["why"] == "2 of 3 nodes can be rented; only one offer fits"
+    old, new = (WorldNode(node=f"{seat}.{attempt}.9f86d081") for attempt in (9, 1))
+    api.context.jobs.put(Put(owner=job["id"], record=WorldRecord(version=1, epoch=2, members=[old])))
+    assert plan(api, max=3)["start"] == 0, "the world of an earlier attempt"
+    api.context.jobs.put(Put(owner=job["id"], record=WorldRecord(version=2, epoch=3, members=[new])))
+    assert (plan(api, max=3)["start"], plan(api, max=3)["why"]) == (1, "only one offer fits")

@@ -38,7 +38,11 @@ def test_a_fleet_is_stored_with_its_defaults(api: Api) -> None:
         "max_hours": 24,
         "min": 0,
         "min_vram_gib": 0,
+        "min_driver": None,
+        "min_disk_write_mb_s": 20,
+        "min_download_mbit_s": 20,
         "queues": ["default"],
+        "tags": {},
         "regions": [],
     }
     assert (made["stopped"], made["machines"], made["waits"]) == (False, [], "")

@@ -39,7 +39,7 @@ def test_exactly_the_worst_half_is_stopped_whatever_the_order(api: Api, seed: in
         api.clock.advance(chance.randrange(1, 4))
         one = chance.randrange(JOBS)
         steps[one] += chance.randrange(1, 120)
-        # What is reported after step 500 changes nothing any more.
+        # Reports after step 500 change no value that the rule reads.
         at_500 = losses[one] if steps[one] >= 500 else chance.random()
         loss = at_500 if steps[one] < 620 else chance.random() * 1000
         jobs[one].heartbeat(step=steps[one], metrics={"loss": float(loss)})
@@ -155,7 +155,7 @@ def test_a_member_that_was_not_written_is_written_by_the_next_look(api: Api, mon
 
 
 def test_what_rules_once_asked_for_is_not_kept_without_end(api: Api) -> None:
-    """Each revision may ask for other steps; the item of a job has an end."""
+    """A job's item keeps the steps of the newest rules and some older ones: each revision may ask for other steps."""
     (held,) = started(api, WORST, 1)
     for number in range(20):
         whens = " or ".join(f"group_count(loss, {number * 16 + step}) > 99" for step in range(16))

@@ -50,6 +50,20 @@ def test_the_fleets_of_a_waiting_job_say_why_it_waits(api: Api) -> None:
     assert nights["fleet"]["waits"] == "no offer is left"
 
 
+def test_an_elastic_job_costs_the_machines_of_all_its_nodes(api: Api) -> None:
+    api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+    job = api.submit(nodes={"max": 3})
+    for number in (1, 2):
+        rented(api, number, usd_per_hour=0.6)
+    nodes = [api.claim(machine_id=token(api, number)) for number in (1, 2)]
+    api.clock.advance(600)
+    found = ask(api, job)
+    assert sorted((one["seat"], one["epoch"], one["usd"]) for one in found["attempts"]) == sorted(
+        (node.item["world"]["seat"], 1, 0.1) for node in nodes
+    )
+    assert found["usd"] == 0.2
+
+
 def test_a_job_costs_the_price_of_each_machine_for_the_time_that_the_machine_held_the_job(api: Api) -> None:
     api.call("PUT", "/fleets/nights", DOCUMENT).ok()
     job = api.submit()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.names import Scope
+from baton.contract.names import OPERATOR_TENANT, Scope
 from functions.api.http.route import Route, all_routes
 from tests.functional.api.calls import GUARDED, named, valid_call
 from tests.kits.api.harness import NO_JOB, NOW, RIVAL, TENANT, Api
@@ -14,13 +14,31 @@ from tests.kits.api.harness import NO_JOB, NOW, RIVAL, TENANT, Api
 @pytest.mark.parametrize("route", GUARDED, ids=named)
 def test_every_call_needs_one_of_its_scopes(api: Api, route: Route) -> None:
     call = valid_call(route, NO_JOB)
-    without = api.issue(TENANT, *(set(Scope) - route.scopes))
+    tenant = OPERATOR_TENANT if route.operator else TENANT
+    without = api.issue(tenant, *(set(Scope) - route.scopes))
     with api.unchanged():
         error = api.call(call.method, call.target, call.body, key=without).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
         assert all(scope.value in error["message"] for scope in route.scopes)
     for scope in route.scopes:
-        answer = api.call(call.method, call.target, call.body, key=api.issue(TENANT, scope))
+        answer = api.call(call.method, call.target, call.body, key=api.issue(tenant, scope))
         assert answer.status not in (401, 403) or answer.error["code"] == "token_invalid", answer.text
+
+
+OPERATED = [route for route in GUARDED if route.path.startswith(("/providers", "/fleet-doctor"))]
+
+
+def test_the_calls_about_the_whole_deployment_are_the_operator_s() -> None:
+    assert [route for route in all_routes() if route.operator] == OPERATED
+
+
+@pytest.mark.parametrize("route", OPERATED, ids=named)
+def test_no_other_tenant_s_admin_manages_the_deployment(api: Api, route: Route) -> None:
+    """Neither an answer nor its code tells whether the deployment has an account."""
+    call = valid_call(route, NO_JOB)
+    keys = [api.issue(tenant, *Scope) for tenant in (TENANT, RIVAL)]
+    with api.unchanged():
+        for key in keys:
+            api.call(call.method, call.target, call.body, key=key).refused(ErrorCode.OPERATOR_ONLY, "x-api-key")
 
 
 @pytest.mark.parametrize("route", GUARDED, ids=named)
@@ -56,8 +74,10 @@ def test_health_needs_no_key(api: Api) -> None:
     assert answer == {"status": "ok", "version": "0.1.0", "server_time": NOW}
 
 
-def test_the_only_route_without_a_scope_is_health() -> None:
-    assert [route.route_key for route in all_routes() if not route.scopes] == ["GET /health"]
+def test_the_routes_without_a_scope_are_health_the_console_and_what_reads_a_code_or_a_cookie() -> None:
+    cookie = ["POST /sessions", "POST /sessions/token", "DELETE /sessions/current"]
+    files = ["GET /console", "GET /console/{file}"]
+    assert [route.route_key for route in all_routes() if not route.scopes] == [*cookie, "GET /health", *files]
 
 
 def test_a_new_key_works_at_once_and_is_shown_only_once(api: Api) -> None:

@@ -16,7 +16,7 @@ Filled = tuple[Api, Held]
 
 @pytest.fixture
 def filled(api: Api) -> Filled:
-    """Something in every list: jobs, events, attempts, checkpoints, log lines, objects, inputs, keys."""
+    """Fill every list: jobs, events, attempts, checkpoints, log lines, objects, inputs, keys."""
     api.submit(inputs=[{"prefix": "a/"}, {"prefix": "b/"}], policy={"retention": {"keep_last": 100}})
     for letter in "ab":
         for number in range(3):

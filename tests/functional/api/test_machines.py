@@ -10,10 +10,11 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import MachineState
 from baton.contract.names import Scope
-from functions.api.machines.machine_calls import ALONE_S, HEARTBEAT_S, QUARANTINE_S, SEEN_EVERY_S
+from functions.api.machines.machine_calls import ALONE_S, HEARTBEAT_S, SEEN_EVERY_S
+from functions.fleet.offers.reputation import QUARANTINE_S
 from functions.fleet.records import FleetEvent, Machine
 from functions.settings import ControlPlaneSettings
-from tests.kits.api.fleets import DOCUMENT, machine_of, make_machine, put_machine
+from tests.kits.api.fleets import DOCUMENT, OFFER, machine_of, make_machine, put_machine
 from tests.kits.api.harness import NOW, TENANT, Answer, Api, Held, memory_api
 
 AS_OFFERED = {"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 1, "vram_gib": 23.5, "disk_gib": 60}
@@ -101,6 +102,23 @@ def test_a_machine_claims_only_from_the_queues_of_its_fleet(api: Api) -> None:
     api.submit(queue="slow")
     (work,) = api.get("/work", key=key, query={"queue": "slow"}, headers={"x-lease-aware": "1"}).ok()
     assert api.job(work["id"])["queue"] == "slow"
+
+
+def test_a_machine_claims_only_jobs_with_the_tags_of_its_fleet(api: Api) -> None:
+    token = prepare(api)
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, "tags": {"team": "a,b"}}).ok()
+    key = enroll(api, token).ok()["api_key"]
+    assert machine_of(api, "m1").terms.tags == {"team": "a,b"}
+    for tags in ({}, {"team": "a"}, {"team": "b", "of": "a,b"}):
+        api.submit(tags=tags)
+    with api.unchanged():
+        for path in ("/work", "/work/peek"):
+            assert api.get(path, key=key, headers={"x-lease-aware": "1"}).ok() == []
+    tagged = api.submit(tags={"team": "a,b", "run": "7"})["id"]
+    (work,) = api.get("/work", key=key, headers={"x-lease-aware": "1"}).ok()
+    assert work["id"] == tagged
+    # A worker with a key of a user takes every job.
+    assert [api.claim().id for _ in range(3)]
 
 
 def test_an_enrolment_token_is_valid_once_and_for_one_call(api: Api) -> None:
@@ -193,8 +211,24 @@ def test_a_machine_unlike_its_offer_is_given_back(api: Api, hardware: dict[str, 
     assert [type_ for type_, _ in events(api)] == ["machine.registered", "machine.terminating"]
     assert api.context.fleet is not None
     (host, quarantine), *_ = api.context.fleet.quarantined(NOW).items()
-    assert (host, quarantine.until, quarantine.failures) == ("loopback:h1", NOW + QUARANTINE_S, 1)
+    assert (host, quarantine.until, quarantine.failures) == ("loopback:h1", NOW + QUARANTINE_S["hardware"], 1)
     enroll(api, token).refused(ErrorCode.ENROLMENT_USED, "x-api-key")
+
+
+def test_another_container_with_the_token_of_a_machine_enrols_nobody(api: Api) -> None:
+    """The provider made two containers for one token: the tick destroys the second one, whose worker must not begin."""
+    token = prepare(api, offer=OFFER.model_copy(update={"provider": "vast"}))
+    with api.unchanged():
+        said = enroll(api, token, instance="h-other").refused(ErrorCode.MACHINE_UNKNOWN, "instance")
+    assert "instance h-other" in said["message"] and "h-m1" not in said["message"]
+    enroll(api, token, instance="h-m1", nonce=NONCE).ok()
+    with api.unchanged():
+        enroll(api, token, instance="h-other", nonce=NONCE).refused(ErrorCode.MACHINE_UNKNOWN, "instance")
+    enroll(api, token, instance="h-m1", nonce=NONCE).ok()
+
+
+def test_a_host_that_is_itself_a_rented_container_enrols(api: Api) -> None:
+    enroll(api, prepare(api, offer=OFFER.model_copy(update={"provider": "ssh"})), instance="42").ok()
 
 
 def test_a_machine_whose_create_is_not_recorded_yet_enrols_later(api: Api) -> None:

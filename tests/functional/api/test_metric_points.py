@@ -37,7 +37,7 @@ def test_points_come_back_as_they_were_reported(api: Api) -> None:
     held = api.claim()
     sent = [point(1, loss=0.5, lr=1e-4), point(2, loss="nan", grad_norm="inf"), point(3, loss="-inf"), point(4)]
     ship(held, 0, ["a"], 0, sent).ok()
-    assert read(api, held.id)["points"] == [{"epoch": 1, **one} for one in sent]
+    assert read(api, held.id)["points"] == [{"epoch": 1, **one, "seat": None} for one in sent]
     assert texts(api, held.id) == ["a"]
 
 
@@ -50,6 +50,20 @@ def test_they_are_read_in_order_across_attempts(api: Api) -> None:
     second = api.claim()
     ship(second, 0, [], 0, [point(2)]).ok()
     assert steps(api, first.id) == [(1, 1), (1, 2), (1, 3), (2, 2)]
+
+
+def test_a_reader_may_begin_with_an_attempt(api: Api) -> None:
+    api.submit()
+    for epoch in (1, 2, 3):
+        held = api.claim()
+        ship(held, 0, [f"line {epoch}"], 0, [point(epoch)]).ok()
+        held.release().ok()
+    page = read(api, held.id, from_attempt=2, limit=1)
+    assert [one["step"] for one in page["points"]] == [2]
+    page = read(api, held.id, from_attempt=2, cursor=page["next_cursor"])
+    assert [one["step"] for one in page["points"]] == [3]
+    assert [line["text"] for line in read(api, held.id, "logs", from_attempt=3)["lines"]] == ["line 3"]
+    assert read(api, held.id, from_attempt=4)["points"] == []
 
 
 def test_chunks_without_lines_do_not_hide_the_lines_behind_them(api: Api) -> None:
@@ -77,7 +91,7 @@ def test_chunks_without_lines_do_not_hide_the_lines_behind_them(api: Api) -> Non
 
 
 def test_following(api: Api) -> None:
-    """Who follows sees each line and each point once, however they are mixed."""
+    """A client that follows a job sees each line and each point once, in every mixture of lines and points."""
     api.submit()
     held = api.claim()
     lines, points = 0, 0

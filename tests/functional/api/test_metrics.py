@@ -20,7 +20,7 @@ NOW = 1_790_000_000
 
 
 class Ends:
-    """What the changes tell that an API writes."""
+    """Recorder of the ends that `count_ends` finds in an API's writes."""
 
     def __init__(self, api: Api, patch: pytest.MonkeyPatch) -> None:
         self.told: list[dict[str, int]] = []
@@ -33,7 +33,7 @@ class Ends:
         patch.setattr(api.context.jobs, "apply", noted)
 
     def take(self) -> list[dict[str, int]]:
-        """What was told since, without what tells nothing."""
+        """Return the counts since the last call, without empty ones."""
         taken, self.told = [told for told in self.told if told], []
         return taken
 

@@ -34,7 +34,7 @@ for line in sys.stdin:
 
 @pytest.fixture(scope="module")
 def api(emulator: Emulator) -> Api:
-    """One set of tables and buckets for this file; each test has jobs of its own queue."""
+    """Make one set of tables and buckets for the file; each test has a queue of its own."""
     return emulated_api(emulator)
 
 
@@ -60,7 +60,7 @@ def test_a_job_lives_and_ends(api: Api) -> None:
     }
     point = {"step": 1, "at": 1.5, "metrics": {"loss": "nan"}}
     held.post(f"/job/{held.id}/logs", {"first_line": 0, "lines": ["a", "b"], "points": [point]}).ok()
-    assert api.get(f"/job/{held.id}/metrics").ok()["points"] == [{"epoch": 1, **point}]
+    assert api.get(f"/job/{held.id}/metrics").ok()["points"] == [{"epoch": 1, **point, "seat": None}]
     assert [line["text"] for line in api.get(f"/job/{held.id}/logs").ok()["lines"]] == ["a", "b"]
     held.release().ok()
     second_worker = api.claim(queue="life", machine_id="m-2")
@@ -133,7 +133,7 @@ def test_a_rule_scales_a_group_up_and_down_and_once(api: Api) -> None:
     assert len(jobs()) == 46
     done = api.context.jobs.read(RuleStateRecord, training.id)
     assert done is not None and done.orders == []
-    # As if whoever took the order away had died before that.
+    # The order is there again, as if the function had died before it removed the executed order.
     again = done.model_copy(update={"version": done.version + 1, "orders": ordered.orders})
     api.context.jobs.put(Put(owner=training.id, record=again))
     api.sweep()

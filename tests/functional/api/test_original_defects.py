@@ -56,7 +56,7 @@ def test_defect_02_a_node_that_wakes_up_after_its_job_moved_on_changes_nothing(
     first.report("fail", job_id, "").refused(ErrorCode.LEASE_LOST, "machine_id")
     release = {"job_id": job_id, **first.salad}
     api.post("/release", release, key=first.key).refused(ErrorCode.LEASE_LOST, "machine_id")
-    # What it had begun to upload, or begins now, does not replace what is committed.
+    # An upload that the zombie began before, or begins now, does not replace the committed object.
     first.finish(late, token, upload_id, part).refused(ErrorCode.LEASE_LOST, "key")
     first.begin(late, token).refused(ErrorCode.LEASE_LOST, "key")
     first.asked_token(late).refused(ErrorCode.LEASE_LOST, "key")
@@ -176,7 +176,7 @@ def test_defect_07_pruning_counts_checkpoints_only_and_by_step(api: Api, first: 
     # A late upload of an older step is the newest object, and no checkpoint.
     first.upload(first.zip_key(job_id, 60), b"late").ok()
     first.report("progress", job_id, first.zip_key(job_id, 60)).refused(ErrorCode.STEP_NOT_NEWER, "step")
-    # What somebody downloads stays.
+    # A checkpoint with a download token stays.
     token = second.token(first.zip_key(job_id, 100), "download")
     for step in (250, 300):
         first.checkpoint(job_id, step).ok()
@@ -190,7 +190,7 @@ def test_defect_07_pruning_counts_checkpoints_only_and_by_step(api: Api, first: 
 
 
 def test_another_tenant_keeps_no_checkpoint_from_retention(api: Api, first: Original) -> None:
-    """It may have an object of the very same name; a token for that one is nothing to this job."""
+    """A token for another tenant's object of the same name does not protect this job's checkpoint."""
     job_id = api.submit(**JOB)["id"]
     first.taken()
     first.checkpoint(job_id, 50).ok()
@@ -279,7 +279,7 @@ def test_defect_12_there_is_progress_a_reason_and_a_pause(api: Api, first: Origi
     assert api.job(job_id)["progress"]["step"] == 40
     first.checkpoint(job_id, 50).ok()
     api.post(f"/job/{job_id}/pause").ok()
-    # It knows no directives: the job is taken from it as if it had been canceled.
+    # The original client knows no directives: it loses the paused job as it would lose a canceled one.
     first.heartbeat(job_id).refused(ErrorCode.JOB_NOT_RUNNING)
     view = api.job(job_id)
     assert view["state"] == "paused" and view["reason"]["code"] == "paused_by_user"

@@ -19,13 +19,13 @@ def job_id(api: Api) -> str:
 
 
 def refused_writes(zombie: Original, job_id: str) -> list[Answer]:
-    """What a program that wakes up sends: its checkpoint, its model, the end of its job, or that it failed."""
+    """Send the writes of a worker that wakes up: checkpoint, model, completion, failure; return the answers."""
     tokens = [zombie.asked_token(key) for key in (zombie.zip_key(job_id, 100), zombie.model_key(job_id))]
     return [*tokens, *zombie.reports(job_id)]
 
 
 def assert_untouched(api: Api, job_id: str, zombie: Original) -> None:
-    """Nothing of the next attempt changes, and everything of it works afterwards."""
+    """Check that the zombie's writes are refused and change nothing of the next attempt."""
     with api.unchanged():
         for answer in refused_writes(zombie, job_id):
             assert (answer.status, answer.error["code"]) == (409, "lease_lost"), answer.text
@@ -59,7 +59,7 @@ def finish(api: Api, job_id: str, successor: Original) -> None:
 def test_a_zombie_writes_nothing_as_the_next_attempt(
     api: Api, job_id: str, zombie_id: str | None, successor_id: str | None, source_ip: str | None
 ) -> None:
-    """Also behind one address with one key and no machine id: the prefix of its claim names its attempt."""
+    """A zombie with its successor's key and address, and no machine id, is refused: its key names its attempt."""
     zombie = Original(api, zombie_id)
     successor = Original(api, successor_id, key=zombie.key, source_ip=source_ip or zombie.source_ip)
     overtaken(api, job_id, zombie, successor)
@@ -67,11 +67,24 @@ def test_a_zombie_writes_nothing_as_the_next_attempt(
     finish(api, job_id, successor)
 
 
+def test_reports_must_name_the_machine_that_the_lease_names(api: Api, job_id: str) -> None:
+    """Key, address and attempt are the holder's: behind one address, only the machine's id tells two clients apart."""
+    holder = Original(api, "m-1")
+    holder.taken()
+    holder.checkpoint(job_id, 50).ok()
+    nameless = Original(api, None, key=holder.key, source_ip=holder.source_ip)
+    nameless.holds = holder.holds
+    with api.unchanged():
+        for answer in nameless.reports(job_id):
+            assert (answer.status, answer.error["code"], answer.error["field"]) == (409, "lease_lost", "machine_id")
+    holder.report("fail", job_id).ok()
+
+
 def test_a_zombie_without_an_id_neither_ends_nor_prolongs_a_lease_that_names_a_machine(api: Api, job_id: str) -> None:
     zombie, successor = Original(api, ""), Original(api, "m-2", source_ip=ELSEWHERE)
     overtaken(api, job_id, zombie, successor)
     with api.unchanged():
-        # What its documentation leaves to the client.
+        # Fields that the original's documentation leaves to the client.
         for key in ("", successor.prefix(job_id)):
             zombie.report("fail", job_id, key).refused(ErrorCode.LEASE_LOST, "machine_id")
         zombie.report("progress", job_id, successor.zip_key(job_id, 100)).refused(ErrorCode.LEASE_LOST, "machine_id")
@@ -103,7 +116,7 @@ def test_a_lease_without_a_machine_belongs_to_the_key_and_address_of_its_claim(
 
 
 def test_a_client_as_the_documentation_has_it_keeps_its_job(api: Api, job_id: str) -> None:
-    """It asks for work without parameters and sends empty heartbeats, but names its machine in what it reports."""
+    """A client that names its machine only in reports, and sends empty heartbeats, keeps its job."""
     client = Original(api, None)
     client.taken()
     client.salad = {"machine_id": "m-1"}
@@ -197,7 +210,7 @@ def test_progress_after_the_bound_proves_that_the_client_lives(api: Api, job_id:
 def test_a_heartbeat_for_a_job_that_went_to_a_worker_with_a_lease_is_the_order_to_stop(
     api: Api, job_id: str, machine_id: str | None
 ) -> None:
-    """After any other status than 400 the original's worker repeats its heartbeat without a pause."""
+    """A zombie's heartbeat answers 400; after any other status the original's worker repeats it without a pause."""
     zombie = Original(api, machine_id)
     zombie.taken()
     api.clock.advance(LEASE_S + 1)

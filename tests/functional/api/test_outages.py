@@ -94,7 +94,7 @@ def test_a_write_that_fails_leaves_everything_as_it_was(api: Api, monkeypatch: p
 def test_a_claim_that_cannot_be_answered_is_handed_back(
     api: Api, original: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Nobody would train it, and its lease would run out as if a machine had been lost."""
+    """A claim whose answer fails is handed back at once; without that, the job would wait for the end of its lease."""
     body: dict[str, Any] = {"instance_prompt": "dog", "instance_data_prefix": "dog/"} if original else {}
     job_id = api.submit(**body)["id"]
     held = api.claim()

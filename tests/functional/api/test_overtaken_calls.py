@@ -129,7 +129,7 @@ def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies
     monkeypatch.setattr(store, method, once(lambda: early.append(held.commit(30, files)), getattr(store, method)))
     held.commit(20, {"a": b"other", "own": b"20"}).ok()
     if method == "delete_many":
-        # It is condemned already: the worker is told to come again.
+        # The pack is condemned already: the worker has to repeat its commit.
         early[0].refused(ErrorCode.CONFLICT)
         api.clock.advance(DEAD_AFTER_S)
         held.commit(30, files).ok()
@@ -144,7 +144,7 @@ def test_retention_that_was_overtaken_deletes_nothing_that_a_newer_commit_relies
 
 
 def test_a_commit_that_was_overtaken_lets_nothing_go(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It had decided what goes with it, and read what that consists of."""
+    """A commit that a newer commit overtakes deletes nothing, though it had chosen a checkpoint and read its packs."""
     api.submit(policy={"retention": {"keep_last": 1}})
     held = api.claim()
     held.commit(10, {"a": b"once", "own": b"10"}).ok()
@@ -165,12 +165,12 @@ def test_a_commit_that_was_overtaken_lets_nothing_go(api: Api, monkeypatch: pyte
 def test_a_checkpoint_that_a_retry_chose_is_not_taken_away_by_retention_under_way(
     api: Api, behind: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise the next attempt begins from nothing and may not commit before it is past the chosen step."""
+    """Retention under way keeps the checkpoint that a retry chose: the next attempt would begin from nothing."""
     api.submit(policy={"retention": {"keep_last": 1}})
     held = api.claim()
     held.commit(100).ok()
     if behind:
-        # What the attempt before has left behind is looked for.
+        # The first commit of an attempt looks for leftovers of the attempt before.
         held.release().ok()
         held = api.claim()
     apply = api.context.jobs.apply
@@ -305,7 +305,7 @@ def test_a_repeated_batch_costs_reads_and_not_a_transaction_for_each_job(
 
 
 def test_a_zip_that_a_retry_left_behind_can_be_uploaded_anew(api: Api) -> None:
-    """Otherwise no checkpoint could be stored until the training is past the last one of the first run."""
+    """A new attempt may upload again a ZIP of the run that a retry left behind, and the old attempt may not."""
     api.submit(instance_prompt="dog", instance_data_prefix="dog/")
     machine = {"machine_id": "m-1"}
     job = api.get("/work", query=machine).ok()[0]

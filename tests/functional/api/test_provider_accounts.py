@@ -14,7 +14,7 @@ from baton.contract.fleets.fleet import FleetSpec, MachineState
 from baton.contract.fleets.providers import ACCOUNTS
 from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.domain.records import Job
-from functions.fleet.accounts import CachedAccounts
+from functions.fleet.accounts import CachedAccounts, StoredSecrets
 from functions.fleet.clock import FleetClock
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers
@@ -74,13 +74,13 @@ def test_an_account_that_its_provider_refuses_is_not_stored(api: Api, vast: Mark
     vast.accounts[KEY].refusal = ProviderRefused(kind, "the reason")
     error = api.call("PUT", "/providers/vast", {"api_key": KEY}).refused(ErrorCode(kind.value))
     assert error["message"].startswith("vast: the reason. ") and KEY not in json.dumps(error)
-    assert vast.store.read() == {}
+    assert vast.store.read() == StoredSecrets()
 
 
 def test_a_provider_that_does_not_answer_is_no_reason_to_store_a_key(api: Api, vast: Market) -> None:
     vast.accounts[KEY].refusal = ProviderUnavailable("GET /users/current was answered 502")
     api.call("PUT", "/providers/vast", {"api_key": KEY}).refused(ErrorCode.PROVIDER_UNAVAILABLE)
-    assert vast.store.read() == {}
+    assert vast.store.read() == StoredSecrets()
 
 
 @pytest.mark.parametrize(
@@ -107,7 +107,7 @@ def test_a_malformed_account_is_refused_without_its_values(
     assert KEY not in answer.text
     broken = api.call("PUT", f"/providers/{provider}", json.dumps({"api_key": KEY}).encode()[:-2])
     assert broken.status == 400 and KEY not in broken.text
-    assert vast.store.read() == {}
+    assert vast.store.read() == StoredSecrets()
 
 
 def test_only_admins_see_and_change_accounts(api: Api, vast: Market) -> None:

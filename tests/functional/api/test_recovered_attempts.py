@@ -56,7 +56,7 @@ def test_both_of_two_heartbeats_at_once_are_accepted(api: Api, revoked: Held, mo
 def test_a_heartbeat_that_others_always_overtake_is_to_be_repeated(
     api: Api, revoked: Held, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Any answer with status 409 would end the training."""
+    """A heartbeat that other writes always overtake is refused with 503, because 409 would end the training."""
 
     def conflict(*_: object) -> None:
         raise WriteConflict
@@ -107,7 +107,7 @@ def test_a_client_of_the_original_takes_its_attempt_back(api: Api, original: Ori
 def test_another_client_of_the_original_recovers_no_attempt(
     api: Api, original: Original, machine_id: str | None
 ) -> None:
-    """Without a machine id, an earlier attempt behind the same address looks like the one that was revoked."""
+    """Another client of the original recovers no attempt, even with the same address and without a machine id."""
     (job_id,) = original.holds
     other = Original(api, machine_id, key=original.key)
     with api.unchanged():

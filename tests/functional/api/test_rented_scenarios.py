@@ -21,6 +21,8 @@ from baton.contract.objects.dataset_manifest import DATASET_MANIFEST, DatasetFil
 from baton.contract.worker.calls import InputPage, WorkItem
 from fakes.vast.instances import FakeInstance
 from fakes.vast.provider import FakeVast
+from functions.domain.jobs.transaction import Put
+from functions.domain.worlds.world_record import WorldNode, WorldRecord
 from functions.fleet.drivers.vast import driver
 from functions.handlers import fleet
 from gpu_client.agent.io.inputs import InputsDiffer, fetch_inputs
@@ -55,8 +57,8 @@ class Worker:
         self.name = str(instance.body["label"])
         self.key = api.post("/machines/enroll", AS_OFFERED, key=self.token).ok()["api_key"]
 
-    def claim(self) -> Held:
-        query = {"machine_id": self.name}
+    def claim(self, **more: Any) -> Held:
+        query = {"machine_id": self.name, **more}
         (work,) = self.api.get("/work", key=self.key, query=query, headers={"x-lease-aware": "1"}).ok()
         self.beat(work["id"])
         return Held(self.api, work)
@@ -152,6 +154,54 @@ def test_9_a_token_that_is_replayed_enrols_nobody_and_costs_nothing(rental: Rent
     api.post("/machines/enroll", AS_OFFERED, key=worker.token).refused(ErrorCode.ENROLMENT_USED, "x-api-key")
     rental.finish(held, WORKED)
     api.post("/machines/enroll", AS_OFFERED, key=worker.token).refused(ErrorCode.KEY_REVOKED, "x-api-key")
+
+
+def test_26_a_training_rents_its_first_nodes_together_and_has_one_bill(
+    rental: Rental, api: Api, fake: FakeVast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While one host sells, nothing is rented; the machine of a lost node is replaced alone; the end gives all back."""
+    monkeypatch.setattr(driver.VastDriver, "min_interval_s", {})
+    hosts, fake.asks[1:] = fake.asks[1:], []
+    job = api.submit(
+        nodes={"min": 2, "max": 3},
+        rent={"budget_usd": 5, "providers": ["vast"], "max_usd_per_hour": 0.6},
+        requirements={"image": "me/trainer:1"},
+    )
+    name = job["queue"]
+    rental.tick(3)
+    assert fake.instances == []
+    waits = api.get(f"/job/{job['id']}/machines").ok()["fleets"][0]["fleet"]["waits"]
+    assert waits == "1 of 2 nodes can be rented: only one offer fits"
+    fake.asks += hosts
+    rental.tick()
+    assert len(fake.instances) == 2
+    rental.tick()
+    assert [one.environment["-p 47100:47100"] for one in fake.instances] == ["1"] * 3
+    workers = [Worker(api, one) for one in fake.instances]
+    held = [one.claim(queue=name, runs_nodes="true", image="me/trainer:1") for one in workers]
+    fake.meter.end(workers[0].instance.handle)
+    workers[0].instance.destroyed = True
+    nodes = [WorldNode(node=f"{one.item['world']['seat']}.1.9f86d081") for one in held]
+    world = WorldRecord(version=1, epoch=1, members=nodes)
+    api.context.jobs.put(Put(owner=job["id"], record=world))
+    for _ in range(9):
+        rental.tick()
+        api.sweep()
+        for worker, seat in zip(workers[1:], held[1:], strict=True):
+            worker.beat(seat.id)
+            seat.heartbeat().ok()
+    assert len(fake.instances) == 4
+    held[1].complete().ok()
+    assert api.job(job["id"])["state"] == "complete"
+    for worker in workers[1:]:
+        worker.beat()
+    rental.tick(10)
+    receipts = [one["receipt"] for one in api.get(f"/fleets/{name}/machines").ok()["machines"]]
+    assert len(receipts) == 4 and fake.meter.billing() == []
+    bill = fake.meter.usd()
+    assert sum(one["charged_usd"] for one in receipts) == pytest.approx(bill)
+    found = api.get(f"/job/{job['id']}/machines").ok()
+    assert bill - 1e-5 <= found["fleets"][0]["fleet"]["spent_usd"] <= bill + 4 * 0.6 * 5 / 60
 
 
 def test_10_a_host_that_vanished_and_comes_back_completes_nothing(rental: Rental, api: Api) -> None:
@@ -287,3 +337,20 @@ def test_a_job_that_stalls_leaves_its_machine_and_another_one_is_rented_at_once(
     other.beat()
     api.call("PUT", "/fleets/nights", DOCUMENT).ok()
     rental.finish(again, WORKED, WORKED)
+
+
+def test_a_slow_host_is_given_back_and_the_next_host_does_the_job(rental: Rental, api: Api) -> None:
+    api.submit()
+    rental.tick(2)
+    (slow,) = rental.fake.instances
+    token = slow.environment["BATON_ENROLMENT_TOKEN"]
+    hardware = {**AS_OFFERED, "measured": {"disk_write_mb_s": 500, "download_mbit_s": 1}}
+    api.post("/machines/enroll", hardware, key=token).refused(ErrorCode.PREFLIGHT_FAILED)
+    worker = rental.worker()
+    assert worker.instance.ask.machine_id != slow.ask.machine_id
+    held = worker.claim()
+    held.complete().ok()
+    worker.beat()
+    rental.finish(held, "planned requested booting registered terminating gone", WORKED)
+    assert api.context.fleet is not None
+    assert list(api.context.fleet.quarantined(0)) == [f"vast:{slow.ask.machine_id}"]

@@ -9,6 +9,7 @@ import pytest
 from baton.contract.errors import ErrorCode
 from functions.api.jobs import renting
 from functions.domain.errors import StorageUnavailable
+from functions.domain.worlds.seat_ids import seat_ids
 from functions.fleet.records import StoredFleet
 from tests.kits.api.fleets import DOCUMENT
 from tests.kits.api.harness import NOW, TENANT, Api
@@ -155,3 +156,20 @@ def test_a_retry_opens_the_fleet_again_wherever_it_is(api: Api) -> None:
     api.call("PUT", f"/fleets/{job['queue']}", own).refused(ErrorCode.CONFLICT, "name")
     api.post(f"/job/{job['id']}/retry").ok()
     assert [(one.stopped, one.retired, one.version) for one in fleets(api)] == [(False, False, 5)]
+
+
+def test_an_elastic_job_rents_a_machine_for_each_node_with_one_budget(api: Api) -> None:
+    job = rent(api, nodes={"min": 2, "max": 3})
+    (fleet,) = fleets(api)
+    assert (fleet.job_id, fleet.spec.max, fleet.spec.min) == (job["id"], 3, 0)
+    assert fleet.spec.budget.total_usd == 5 and job["queue"] == fleet.spec.name
+    seats = api.context.jobs.get_many(seat_ids(job["id"], 3))
+    assert [(seat.queue, seat.claimable) for seat in seats] == [(fleet.spec.name, True)] * 3
+    (batched,) = api.post("/jobs/batch", {"jobs": [{"command": ["train"], "rent": RENT, "nodes": {"max": 2}}]}).ok()
+    assert {one.job_id: one.spec.max for one in fleets(api)}[batched["id"]] == 2
+    api.post(f"/job/{job['id']}/stop").ok()
+    stopped = fleet.model_copy(update={"stopped": True, "version": 2})
+    assert api.context.fleet
+    api.context.fleet.put_fleet(stopped)
+    api.post(f"/job/{job['id']}/retry").ok()
+    assert {one.job_id: one.stopped for one in fleets(api)}[job["id"]] is False

@@ -198,14 +198,14 @@ def test_a_damaged_manifest_does_not_stop_retention_for_ever(api: Api) -> None:
     assert sorted(api.checkpoints(held.id)) == [3]
     manifests, packs = stored(api, held)
     assert manifests == {"3-1"}
-    # Nobody can say any more what else the damaged one named.
+    # The other packs of the damaged manifest are unknown, and stay.
     assert packs == digests(b"weights at 1", b"weights at 3")
 
 
 def test_a_manifest_of_a_newer_version_stops_no_commit_and_is_not_told_to_be_damaged(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As after a control plane was rolled back."""
+    """A control plane that was rolled back meets newer manifests: commits go on, no checkpoint is marked damaged."""
     held = held_with(api, keep_last=2)
     held.commit(1).ok()
     with monkeypatch.context() as rolled_back:

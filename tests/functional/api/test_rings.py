@@ -72,7 +72,7 @@ def test_a_ring_is_made_once_and_its_settings_stay(api: Api) -> None:
 
 
 def test_who_made_a_ring_cannot_change_its_settings_or_bring_it_back(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its id is known to all who use it."""
+    """The id of a ring, which all its users know, permits neither new settings nor a ring after its deletion."""
     make(api)
     other = {"key": "ring.json", "data": base64.b64encode(b"{}").decode(), "version": ID}
     assert api.post("/rings/shapes/records", {"write": other}).ok()["written"] is True, "it is there already"
@@ -259,7 +259,7 @@ def test_who_used_a_ring_that_was_removed_does_not_get_into_the_next_of_its_name
     assert api.get("/rings/shapes/keys", query={"prefix": "inbox/", "of": version(2)}).ok()["keys"] == []
 
 
-# Who is let in
+# Access
 
 
 def test_a_job_that_names_a_ring_opens_it_and_no_other(api: Api) -> None:

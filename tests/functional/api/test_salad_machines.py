@@ -13,8 +13,9 @@ from baton.contract.fleets.providers import reveal
 from fakes.salad.api import FakeSalad
 from fakes.salad.imds import FakeImds
 from fakes.salad.signing_key import WorkloadKey
-from functions.api.machines.machine_calls import MOVED
-from functions.fleet.records import Machine
+from functions.api.machines import machine_calls
+from functions.api.machines.machine_calls import MOST_REALLOCATIONS, MOVED
+from functions.fleet.records import Machine, Quarantine
 from functions.handlers import fleet
 from tests.conformance.drivers.driven_salad import salad_account
 from tests.functional.api.test_sweeper import Invocation
@@ -94,6 +95,22 @@ def salad(api: Api) -> Iterator[FakeSalad]:
 @pytest.fixture
 def deployment(api: Api, salad: FakeSalad, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     return Deployment(api, salad, monkeypatch)
+
+
+def avoid(deployment: Deployment, hours: float = 24) -> str:
+    """Quarantine the host of the container; return the host."""
+    host = deployment.container().environment["SALAD_MACHINE_ID"]
+    until = deployment.api.clock.now() + int(hours * 3600)
+    assert deployment.api.context.fleet is not None
+    deployment.api.context.fleet.put_quarantine(
+        Quarantine(host=f"salad:{host}", until=until, reason="the worker is silent")
+    )
+    return host
+
+
+def moves(salad: FakeSalad) -> int:
+    """Return the number of reallocations that Salad was asked for."""
+    return sum(one.path.endswith("/reallocate") for one in salad.calls)
 
 
 def events(api: Api) -> list[tuple[str, str]]:
@@ -207,3 +224,123 @@ def test_a_worker_that_calls_before_a_list_shows_its_instance_knows_its_price(
     api.clock.advance(8 * 60)
     price = deployment.machine().offer.usd_per_hour
     assert deployment.container().enroll().ok()["usd_per_hour"] == deployment.machine().usd_per_hour == price > 0
+
+
+def test_a_machine_on_a_quarantined_host_is_moved_and_paid_once(
+    deployment: Deployment, api: Api, salad: FakeSalad
+) -> None:
+    container = deployment.rent()
+    host = avoid(deployment)
+    said = container.enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")["message"]
+    assert f"{host} is quarantined: the worker is silent" in said
+    machine = deployment.machine()
+    assert (machine.state, machine.enrolled_at, machine.reallocated) == (State.BOOTING, None, [host])
+    assert events(api)[-1] == ("reallocated", f"the host {host} is quarantined: the worker is silent")
+    assert moves(salad) == 1 and salad.billing() == []
+
+    # The image takes 25 minutes to the next node: longer than the rest of the first boot, and of the first token.
+    salad.cloud.download_s = 1500
+    deployment.tick(29)
+    moved = deployment.container()
+    assert moved.environment["SALAD_MACHINE_ID"] != host
+    key = moved.enroll().ok()["api_key"]
+    assert deployment.machine().offer.machine_ref == moved.environment["SALAD_MACHINE_ID"]
+    assert api.post("/machines/heartbeat", {}, key=key).ok()["state"] == "ready"
+    assert moves(salad) == 1
+
+    api.post("/fleets/nights/stop", {}).ok()
+    deployment.tick(10)
+    (receipt,) = api.get("/fleets/nights/machines").ok()["machines"]
+    assert receipt["receipt"]["observed_usd"] == pytest.approx(salad.usd(), abs=0.15 * 6 / 60)
+    assert receipt["receipt"]["observed_usd"] >= salad.usd() - 1e-6
+    assert (salad.cloud.groups, salad.billing()) == ({}, [])
+
+
+def test_the_moves_of_a_machine_have_an_end(deployment: Deployment, api: Api, salad: FakeSalad) -> None:
+    container = deployment.rent()
+    for _ in range(MOST_REALLOCATIONS):
+        avoid(deployment)
+        container.enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")
+        deployment.tick(8)
+        container = deployment.container()
+    host = avoid(deployment)
+    container.enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")
+    machine = deployment.machine()
+    assert (machine.state, moves(salad)) == (State.TERMINATING, MOST_REALLOCATIONS)
+    told = f"the host {host} is quarantined: the worker is silent, and the machine was moved {MOST_REALLOCATIONS} times"
+    assert machine.reason == told
+    api.post("/fleets/nights/stop", {}).ok()
+    deployment.tick(10)
+    assert (salad.cloud.groups, salad.billing()) == ({}, [])
+
+
+def test_the_moves_of_a_day_have_an_end(
+    deployment: Deployment, api: Api, salad: FakeSalad, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each move takes a node from the supply for a while."""
+    monkeypatch.setattr(machine_calls, "MOST_REALLOCATIONS_A_DAY", 1)
+    container = deployment.rent()
+    avoid(deployment)
+    container.enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")
+    deployment.tick(8)
+    avoid(deployment)
+    deployment.container().enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")
+    assert deployment.machine().reason.endswith("the 1 moves of the deployment for today are used up")
+    assert (deployment.machine().state, moves(salad)) == (State.TERMINATING, 1)
+
+
+@pytest.mark.parametrize("fault", ["429", "lost"])
+def test_a_move_without_an_answer_is_asked_for_again_and_counts_once(
+    deployment: Deployment, api: Api, salad: FakeSalad, fault: Any
+) -> None:
+    container = deployment.rent()
+    host = avoid(deployment)
+    salad.inject(fault, f"POST /api/public/organizations/acme/projects/training/containers/{container.imds.name}/inst")
+    container.enroll().refused(ErrorCode.UNAVAILABLE)
+    if fault == "429":
+        container.enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")
+    assert deployment.container().environment["SALAD_MACHINE_ID"] != host
+    assert deployment.machine().reallocated == [host]
+    assert [type_ for type_, _ in events(api)].count("reallocated") == 1
+
+
+def test_a_machine_that_moved_to_a_quarantined_host_gives_its_job_back_first(
+    deployment: Deployment, api: Api, salad: FakeSalad
+) -> None:
+    container = deployment.rent()
+    key = container.enroll().ok()["api_key"]
+    query = {"machine_id": container.imds.name}
+    (work,) = api.get("/work", key=key, query=query, headers={"x-lease-aware": "1"}).ok()
+    api.post("/machines/heartbeat", {"job_id": work["id"]}, key=key).ok()
+    moved = deployment.move()
+    host = avoid(deployment)
+    moved.enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")
+    assert (deployment.machine().state, deployment.machine().job_id) == (State.READY, None)
+    assert [type_ for type_, _ in events(api)][-3:] == ["busy", "ready", "reallocated"]
+    deployment.tick(8)
+    deployment.container().enroll().ok()
+    assert deployment.machine().reallocated == [host]
+
+
+def test_a_host_whose_quarantine_is_over_enrols(deployment: Deployment, salad: FakeSalad) -> None:
+    container = deployment.rent()
+    avoid(deployment, hours=0)
+    container.enroll().ok()
+    assert (moves(salad), deployment.machine().reallocated) == (0, [])
+
+
+def test_a_host_that_comes_back_ends_the_machine_with_its_boot(
+    deployment: Deployment, api: Api, salad: FakeSalad
+) -> None:
+    container = deployment.rent()
+    name, host = container.imds.name, avoid(deployment)
+    for _ in range(40):
+        deployment.tick()
+        instance = salad.group(name).instances[0]
+        instance.machine_id = host
+        if instance.state == "running" and deployment.machine().state is State.BOOTING:
+            container.enroll().refused(ErrorCode.HOST_QUARANTINED, "identity")
+        if deployment.machine().state is not State.BOOTING:
+            break
+    assert deployment.machine().reason == "the machine did not start its worker in time"
+    assert deployment.machine().reallocated == [host] and moves(salad) > 1

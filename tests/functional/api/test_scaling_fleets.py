@@ -88,7 +88,7 @@ def test_a_job_that_rents_its_own_machine_is_not_copied(api: Api) -> None:
     held.heartbeat(step=5).ok()
     assert len(live(api)) == 1
     (event,) = [message for kind, message in told(api, held.id) if kind.startswith("action.")]
-    assert "rent machines of their own, which no copy can use" in event
+    assert "rent machines of their own or have nodes" in event
     generators(api)
     api.clock.advance(60)
     other = training(api, scaling(1))

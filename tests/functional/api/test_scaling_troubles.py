@@ -74,7 +74,7 @@ def test_who_was_taken_out_and_is_retried_meanwhile_is_not_taken_out_again(
 def test_the_rule_s_own_job_is_counted_though_an_index_does_not_show_it_yet(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is looked at in the very moment in which it is claimed: the index of jobs by state is behind."""
+    """A rule counts its own job at the claim, when the index of jobs by state does not show the job yet."""
     own = api.submit(queue="training", tags=GROUP, rules=scaling(5, more=", most: 2", when="failures == 0", on="state"))
     listed = MemoryJobStore.list_jobs
 
@@ -178,7 +178,7 @@ def test_a_turn_of_the_sweeper_does_a_part_of_very_many(api: Api, monkeypatch: p
 def test_one_order_that_cannot_be_carried_out_keeps_nothing_else_waiting(
     api: Api, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither a job that cannot be copied, nor one that others write all the time."""
+    """A job that cannot be copied and a job that others keep writing delay neither the other order nor another rule."""
     for group in ("damaged", "busy", "sound"):
         api.submit(queue="generators", tags={"group": group})
     (busy,) = live(api, "busy")

@@ -16,7 +16,7 @@ WORKER: dict[str, Any] = {"runs_plans": "true", "vram_gib": 24, "disk_gib": 100}
 
 
 def lose(api: Api) -> None:
-    """The machine is gone, and the sweeper sees it."""
+    """Lose the job's machine: the sweeper ends the expired lease."""
     for _ in range(2):
         api.clock.advance(4000)
         api.sweep()
@@ -29,7 +29,7 @@ def next_attempt(api: Api, held: Held) -> Held:
 
 
 def parts(held: Held) -> dict[str, bytes]:
-    """What of earlier attempts is given, as it is fetched, by its path below the directory of what is shared."""
+    """Fetch the parts that a job receives from earlier attempts, by path below the folder of the parts."""
     found = [item for item in inputs(held) if item["path"].startswith(f".baton/shared/{PARTS}/")]
     assert all(item["shared"] for item in found)
     return {

@@ -46,7 +46,7 @@ def inputs(held: Held, **query: Any) -> list[dict[str, Any]]:
 
 
 def given(held: Held) -> list[bytes]:
-    """What the job is given by others, as it is fetched."""
+    """Fetch the shared files that a job receives from other jobs."""
     shared = [item for item in inputs(held) if item["shared"]]
     return [held.api.send("GET", item["url"]).text.encode("latin-1") for item in shared]
 

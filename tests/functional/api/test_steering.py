@@ -116,7 +116,7 @@ def test_every_command_in_every_state(
 
 
 def test_a_canceled_job_stops_its_worker_at_the_next_heartbeat(api: Api) -> None:
-    """Also while it downloads or uploads: every one of its calls is refused."""
+    """A canceled job's worker gets the order at its next heartbeat, and every write of the worker is refused."""
     api.submit()
     held = api.claim()
     manifest = held.manifest(100, {"a": b"a"})

@@ -44,6 +44,7 @@ def test_a_picture_of_a_running_job_has_a_link_that_works_without_a_key(api: Api
     assert {**picture, "url": ""} == {
         "path": "validation/step-000500-0.png",
         "epoch": 1,
+        "seat": None,
         "step": 500,
         "size_bytes": 7,
         "bucket": CHECKPOINTS_BUCKET,

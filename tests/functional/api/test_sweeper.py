@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import io
 import json
+from itertools import count
 from typing import Any
 
 import pytest
 
+from baton.contract.elastic.nodes import NodesSpec
+from functions.api.operations import sweeper as sweeping
 from functions.api.operations.cloudwatch_metrics import CloudWatchMetrics
 from functions.api.operations.sweeper import sweep
+from functions.domain.jobs import transitions
+from functions.domain.records import Spec
+from functions.domain.worlds.seat_ids import seat_id
+from functions.domain.worlds.seats import with_seats
 from functions.handlers import sweeper
-from tests.conformance.store_kit import NOW, claim, submit
+from tests.conformance.store_kit import NOW, claim, submission, submit
 from tests.kits.api.fakes import FakeClock
 from tests.kits.api.harness import Api
 from tests.kits.clouds.store_sets import memory_cloud
@@ -76,3 +83,27 @@ def test_metrics_are_written_although_lambda_ends_the_sweeper(
         sweeper.handler({}, Invocation(55))
     told = metrics_in(log)
     assert (told["QueueAge"], told["HeartbeatLag"]) == (1000, 1000 - 90)
+
+
+@pytest.mark.parametrize(("most", "seconds", "sweeps"), [(5, 100, 4), (500, 100, 1), (5, 7.5, 18)])
+def test_no_elastic_job_waits_behind_older_ones(
+    most: int, seconds: float, sweeps: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The oldest jobs run on and stay unsettled; a function has died after the cancel of each younger job."""
+    monkeypatch.setattr(sweeping, "MAX_ELASTIC_JOBS", most)
+    cloud = memory_cloud()
+    changes = [with_seats(submission(spec=Spec(command=["train"], nodes=NodesSpec(max=1)))) for _ in range(12)]
+    for change in changes:
+        cloud.jobs.apply(change)
+    ids = cloud.jobs.unsettled(limit=99)
+    for job_id in ids[6:]:
+        job = cloud.jobs.get(job_id)
+        assert job is not None
+        cloud.jobs.apply(transitions.cancel(job, None, message="", now=NOW))
+    clock = FakeClock(NOW)
+    for _ in range(sweeps):
+        sweep(cloud.jobs, cloud.leases, clock, time_left_s=count(seconds, -1).__next__)
+        clock.advance(60)
+    assert cloud.jobs.unsettled(limit=99) == ids[:6]
+    seats = cloud.jobs.get_many([seat_id(job_id, 0) for job_id in ids])
+    assert [seat.state.terminal for seat in seats] == [False] * 6 + [True] * 6

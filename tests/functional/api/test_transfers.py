@@ -189,7 +189,7 @@ def test_a_multipart_upload_that_is_not_there(api: Api) -> None:
 
 
 def test_a_completed_upload_completes_again(api: Api) -> None:
-    """Its answer was lost; the same parts are the same object. Other parts are not."""
+    """A completion that repeats with the same parts succeeds again; one with other parts is refused."""
     said = token(api, "upload", "a")
     made = upload(api, "POST", "a", said, "?action=mpu-create").ok()["uploadId"]
     body = {"parts": [upload(api, "PUT", "a", said, f"?uploadId={made}&partNumber=1", b"x").ok()]}
@@ -256,7 +256,9 @@ def test_a_download_that_fails_keeps_its_token(api: Api, monkeypatch: pytest.Mon
     assert download(api, "a", said).body == b"x"
 
 
-@pytest.mark.parametrize("place", ["jobs/{}/manifests/x", "jobs/{}/artifacts/x", "jobs/{}/logs/x", "packs/x"])
+@pytest.mark.parametrize(
+    "place", [*[f"jobs/{{}}/{one}/x" for one in ("manifests", "artifacts", "logs", "curves")], "packs/x"]
+)
 def test_what_a_job_committed_cannot_be_uploaded_over(api: Api, place: str) -> None:
     api.submit()
     held = api.claim()
@@ -341,7 +343,7 @@ def test_a_job_s_inputs_have_paths_and_urls(api: Api) -> None:
 
 
 def test_an_input_that_is_a_part_of_pushed_folders_comes_with_their_manifests(api: Api) -> None:
-    """Those around it, once, outermost first; what lies below the input is listed with its files."""
+    """The first page names the manifests around the input, outermost first; manifests below are inputs themselves."""
     for folder in ("sets/", "sets/dogs/", "sets/dogs/small/", "sets/cats/"):
         api.put_object(DATA, folder + DATASET_MANIFEST, folder.encode())
     for number in range(501):

@@ -112,7 +112,7 @@ def test_who_retries_a_stopped_job_goes_on_until_the_rule_is_cleared(api: Api) -
     assert api.job(held.id)["state"] == "failed"
 
 
-# What another machine printed
+# Signals of other machines
 
 
 def test_a_signal_of_an_earlier_attempt_says_nothing_of_this_machine(api: Api) -> None:
@@ -126,7 +126,7 @@ def test_a_signal_of_an_earlier_attempt_says_nothing_of_this_machine(api: Api) -
     api.clock.advance(60)
     assert other.heartbeat().ok()["directive"] == "continue"
     assert api.events(held.id).count("rule.fired") == 1
-    # What it says itself counts, also where it is the same as before.
+    # The attempt's own signal counts, even with the same value as before.
     answer = other.heartbeat(step=1, metrics={"log.ecc": 1.0}).ok()
     assert (answer["directive"], answer["reason"]) == ("pause", "requeued_by_rule")
 

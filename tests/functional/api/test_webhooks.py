@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from baton.contract.admin.webhooks import MAX_WEBHOOKS, DeliveryState
 from baton.contract.errors import ErrorCode
 from functions.api.admin import webhooks
 from functions.domain.webhooks import Delivery
+from functions.fleet.records import FleetEvent
 from tests.kits.api.fakes import FakeLine
-from tests.kits.api.harness import NOW, TENANT, Api, memory_api
+from tests.kits.api.fleets import DOCUMENT, write
+from tests.kits.api.harness import NO_JOB, NOW, TENANT, Api, memory_api
 
 URL = "https://hooks.example.com/baton"
 
@@ -19,11 +23,20 @@ def api() -> Api:
     return memory_api()
 
 
-def waiting(api: Api) -> list[tuple[str, int, str]]:
-    """Webhook, number and repetition of what is in line."""
+def messages(api: Api) -> list[tuple[str, Any, str]]:
+    """Webhook, event and repetition of what is in line."""
     line = api.context.delivery_queue
     assert isinstance(line, FakeLine)
-    return [(hook, event.seq, repetition) for hook, event, repetition in line.waiting]
+    return line.waiting
+
+
+def waiting(api: Api) -> list[tuple[str, int, str]]:
+    """Webhook, number and repetition of what is in line."""
+    return [(hook, event.seq, repetition) for hook, event, repetition in messages(api)]
+
+
+def queued(number: int, **following: int) -> dict[str, int | None]:
+    return {"queued": number, "next_seq": None, "next_at": None, **following}
 
 
 def made(api: Api, **more: object) -> dict[str, object]:
@@ -104,11 +117,23 @@ def test_events_are_told_again_from_where_it_is_asked(api: Api) -> None:
     job = api.submit()["id"]
     for command in ("pause", "resume", "stop"):
         api.post(f"/job/{job}/{command}").ok()
-    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 3}).ok() == {"queued": 2, "next_seq": None}
+    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 3}).ok() == {
+        "queued": 2,
+        "next_seq": None,
+        "next_at": None,
+    }
     first = waiting(api)
     assert [(who, seq) for who, seq, _ in first] == [(hook, 3), (hook, 4)]
-    assert api.post(f"/webhooks/{some}/replay", {"job_id": job}).ok() == {"queued": 1, "next_seq": None}
-    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 5}).ok() == {"queued": 0, "next_seq": None}
+    assert api.post(f"/webhooks/{some}/replay", {"job_id": job}).ok() == {
+        "queued": 1,
+        "next_seq": None,
+        "next_at": None,
+    }
+    assert api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 5}).ok() == {
+        "queued": 0,
+        "next_seq": None,
+        "next_at": None,
+    }
     api.post(f"/webhooks/{hook}/replay", {"job_id": job}).ok()
     assert [(who, seq) for who, seq, _ in waiting(api)[2:]] == [(some, 2), *((hook, seq) for seq in (1, 2, 3, 4))]
     assert len({repetition for _, _, repetition in waiting(api)}) == 3, "a repetition is not taken for a repeat"
@@ -124,10 +149,70 @@ def test_what_one_call_does_not_tell_again_the_next_one_does(api: Api, monkeypat
     while from_seq:
         answers.append(api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": from_seq}).ok())
         from_seq = answers[-1]["next_seq"]
-    assert answers == [{"queued": 1, "next_seq": 4}, {"queued": 2, "next_seq": 7}, {"queued": 1, "next_seq": None}]
+    assert answers == [
+        queued(1, next_seq=4),
+        queued(2, next_seq=7),
+        queued(1),
+    ]
     assert [seq for _, seq, _ in waiting(api)] == [2, 4, 6, 7]
     last = api.post(f"/webhooks/{hook}/replay", {"job_id": job, "from_seq": 5}).ok()
-    assert last == {"queued": 2, "next_seq": None}, "exactly as many as a call may"
+    assert last == queued(2), "exactly as many as a call may"
+
+
+FLEET_TYPES = ["machine.gone", "budget.warning"]
+
+
+def happen(api: Api, *events: tuple[int, str]) -> None:
+    """Store a fleet, then events by time and type."""
+    api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+    write(api, events=[FleetEvent(at=at, type=type_, machine="m", usd=0.1) for at, type_ in events])
+
+
+def test_events_of_a_fleet_are_told_again_from_a_time_on(api: Api) -> None:
+    hook = str(made(api, types=FLEET_TYPES, every_job=False)["id"])
+    happen(
+        api, (NOW, "machine.gone"), (NOW + 5, "machine.ready"), (NOW + 5, "budget.warning"), (NOW + 9, "machine.gone")
+    )
+    answer = api.post(f"/webhooks/{hook}/replay", {"fleet": "nights", "from_at": NOW + 5}).ok()
+    assert answer == queued(2)
+    found = [event for _, event, _ in messages(api)]
+    assert [(one.type, one.at, one.tenant, one.fleet) for one in found] == [
+        ("budget.warning", NOW + 5, TENANT, "nights"),
+        ("machine.gone", NOW + 9, TENANT, "nights"),
+    ]
+    assert [one.id for one in found] == [f"fleet/nights#{one.seq}" for one in found]
+    assert api.post(f"/webhooks/{hook}/replay", {"fleet": "nights"}).ok()["queued"] == 3
+    assert len({repetition for _, _, repetition in messages(api)}) == 2
+    jobs_only = str(made(api)["id"])
+    assert api.post(f"/webhooks/{jobs_only}/replay", {"fleet": "nights"}).ok()["queued"] == 0
+
+
+def test_a_long_history_of_a_fleet_is_told_in_several_calls_and_never_in_the_midst_of_a_second(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(webhooks, "REPLAY_EVENTS", 2)
+    hook = str(made(api, types=FLEET_TYPES)["id"])
+    happen(api, *[(NOW + at, "machine.gone") for at in (0, 1, 1, 1, 1, 1, 7, 8, 9, 10)])
+    answers, from_at = [], 0
+    while from_at is not None:
+        answers.append(api.post(f"/webhooks/{hook}/replay", {"fleet": "nights", "from_at": from_at}).ok())
+        from_at = answers[-1]["next_at"]
+    assert [(one["queued"], one["next_at"]) for one in answers] == [(1, NOW + 1), (8, NOW + 10), (1, None)]
+
+
+def test_a_replay_names_one_job_or_one_fleet_of_the_tenant(api: Api) -> None:
+    hook = str(made(api, types=FLEET_TYPES)["id"])
+    happen(api, (NOW, "machine.gone"))
+    rival = {"key": "rival_admin"}
+    theirs = api.post("/webhooks", {"url": URL, "types": FLEET_TYPES}, **rival).ok()["id"]
+    with api.unchanged():
+        path = f"/webhooks/{theirs}/replay"
+        api.post(path, {"fleet": "nights"}, **rival).refused(ErrorCode.FLEET_NOT_FOUND, "fleet")
+        both = {"fleet": "nights", "job_id": NO_JOB}
+        api.post(f"/webhooks/{hook}/replay", both).refused(ErrorCode.UNKNOWN_FIELD, "job_id")
+        api.post(f"/webhooks/{hook}/replay", {}).refused(ErrorCode.MISSING_FIELD, "job_id")
+        api.post(f"/webhooks/{hook}/replay", {"fleet": "Nights"}).refused(ErrorCode.INVALID_VALUE, "fleet")
+    assert messages(api) == []
 
 
 def test_a_job_shows_which_webhook_it_names_and_nothing_more_of_it(api: Api) -> None:

@@ -17,23 +17,25 @@ pytestmark = [pytest.mark.processes]
 
 
 @pytest.fixture
-def _three_processes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let one loop with a session stand for all that run without the agent, because the imports take seconds."""
+def _two_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the loop under the agent stand for all loops with a session, and a cached loop for all bare ones.
+
+    The imports of each process take seconds. tests/unit/bench/test_bench_dreambooth_process.py runs loops of all kinds.
+    """
 
     def rounds_of(bench: Bench, rounds: int) -> dict[str, list[Run]]:
         runs = contenders.rounds_of(bench, rounds)
-        return {**runs, "bare": runs["session"], "control": runs["session"]}
+        bare = [bench.compare({"cached": dreambooth.FROZEN_ENDS | dreambooth.CACHES})["cached"]] * rounds
+        alone.update(dict.fromkeys(("bare", "control", "encoded anew", "cached"), bare))
+        return {**runs, **alone, "session": runs["agent"]}
 
-    def cache_rounds(bench: Bench, rounds: int) -> dict[str, list[Run]]:
-        cached = bench.compare({"cached": dreambooth.FROZEN_ENDS | dreambooth.CACHES})["cached"]
-        return {"encoded anew": [cached] * rounds, "cached": [cached] * rounds}
-
-    monkeypatch.setattr(contenders, "MODES", ("session", "agent"))
+    alone: dict[str, list[Run]] = {}
+    monkeypatch.setattr(contenders, "MODES", ("agent",))
     monkeypatch.setattr(dreambooth, "rounds_of", rounds_of)
-    monkeypatch.setattr(dreambooth, "cache_rounds", cache_rounds)
+    monkeypatch.setattr(dreambooth, "cache_rounds", lambda *_: alone)
 
 
-@pytest.mark.usefixtures("_three_processes")
+@pytest.mark.usefixtures("_two_processes")
 def test_the_section_measures_all_it_promises(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -187,7 +187,7 @@ def test_listings_come_in_pages(s3: Any) -> None:
 
 
 def in_chunks(data: bytes, size_bytes: int, *, extension: str = "", trailers: str = "") -> bytes:
-    """As HTTP and S3 write chunks."""
+    """Encode a body in chunks, as HTTP and S3 do."""
     pieces = [data[start : start + size_bytes] for start in range(0, len(data), size_bytes)]
     lines = [f"{len(piece):x}{extension}\r\n".encode() + piece + b"\r\n" for piece in pieces]
     return b"".join([*lines, f"0{extension}\r\n{trailers}\r\n".encode()])

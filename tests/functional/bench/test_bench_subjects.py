@@ -1,4 +1,4 @@
-"""Who is measured brings back what it took: ours on the bench's control plane and the rivals."""
+"""Test that each measured program restores the files that it saved: Baton on the bench's control plane, the rivals."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.kits.network.certificates import throwaway_certificate
 pytestmark = pytest.mark.processes
 
 SIZE_BYTES = 21 * 2**20
-"""Two parts of the rivals, and a bit."""
+"""Size of two parts of the rivals' uploads, and a bit."""
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from tests.functional.cli.people import Baton, Labour
 from tests.kits.stack.stack import Stack
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
     """The control plane; objects pass through its proxy `s3`."""
     with Stack() as running:

@@ -148,7 +148,7 @@ class Labour:
 
     def claim(self, machine_id: str = "m-1") -> WorkItem:
         """Claim the next job of the queue."""
-        self.item = self.client.claim(WorkQuery(queue=self.queue, machine_id=machine_id))
+        self.item = self.client.claim(WorkQuery(queue=self.queue, machine_id=machine_id, runs_nodes=True))
         return self.held
 
     def report(self, step: int, total_steps: int, loss: float, goodput: Goodput | None = None) -> None:

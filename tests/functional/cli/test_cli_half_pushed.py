@@ -22,7 +22,7 @@ Fetched = Callable[[str], dict[str, bytes]]
 
 @pytest.fixture
 def fetched(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> Fetched:
-    """What a worker has of a prefix."""
+    """Return a function that fetches a prefix as a worker does, and returns the files."""
     count = 0
 
     def fetch(prefix: str) -> dict[str, bytes]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -15,10 +16,6 @@ pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 MACHINE = "a1b2c3d4-nights-9f8e7d6c5b4a"
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
-SSH = """#!/bin/sh
-echo "$@" > "$0.arguments"
-exit 7
-"""
 
 
 @pytest.fixture
@@ -75,11 +72,11 @@ def test_the_shell_of_a_machine_is_opened_by_the_own_openssh(
     baton("fleet", "ssh", MACHINE).failed(
         2, "This computer has no OpenSSH client", "ssh -p 40022 -l root -- 203.0.113.7"
     )
-    program = tmp_path / "ssh"
-    program.write_text(SSH)
-    program.chmod(0o700)
-    assert baton("fleet", "ssh", MACHINE).code == 7
-    assert (tmp_path / "ssh.arguments").read_text() == "-p 40022 -l root -- 203.0.113.7\n"
+    started: list[tuple[str, list[str]]] = []
+    (tmp_path / "ssh").touch(0o700)
+    monkeypatch.setattr(os, "execvp", lambda program, command: started.append((program, command)))
+    baton("fleet", "ssh", MACHINE).ok()
+    assert started == [("ssh", ["ssh", "-p", "40022", "-l", "root", "--", "203.0.113.7"])]
 
 
 def test_refusals_name_the_remedy(baton: Baton) -> None:

@@ -20,7 +20,7 @@ MORE_THAN_A_PAGE = 1010
 
 
 def test_a_set_of_more_than_a_thousand_files(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
-    """Half of them have the names of the other half, in another folder; each has its caption."""
+    """More files than a list page are pushed, listed, pushed again and fetched; two folders have equal file names."""
     prefix = unique("set")
     # Their first half ends within a page, and names sort otherwise than numbers.
     names = [f"{folder}/{number}.jpg" for folder in ("left", "right") for number in range(MORE_THAN_A_PAGE // 4)]
@@ -51,7 +51,7 @@ def test_a_set_of_more_than_a_thousand_files(baton: Baton, labour: Labour, stack
 def test_a_folder_that_was_pushed_by_itself_before_and_then_with_what_is_above_it(
     baton: Baton, labour: Labour, stack: Stack, tmp_path: Path
 ) -> None:
-    """Each push says what is there: the manifest of the first must not contradict the second."""
+    """A push of the outer folder also rewrites the manifest of an inner folder that was pushed before."""
     prefix = unique("set")
     place = write_files(tmp_path / "set", {"dogs/1.jpg": b"old", "dogs/2.jpg": b"same", "cats/1.jpg": b"cat"})
     baton("data", "push", "--no-check", place / "dogs", f"{prefix}/dogs").ok()
@@ -90,7 +90,7 @@ def test_a_folder_that_was_pushed_by_itself_before_and_then_with_what_is_above_i
 def test_a_part_of_a_pushed_folder_is_verified_as_the_whole_is(
     baton: Baton, labour: Labour, stack: Stack, tmp_path: Path
 ) -> None:
-    """What says what was pushed lies above the input, where no list of it looks."""
+    """A worker verifies a part of a pushed folder by the folder's manifest, which lies above the part's list."""
     prefix = unique("set")
     place = write_files(tmp_path / "set", {"dogs/1.jpg": b"one", "dogs/2.jpg": b"two", "cats/1.jpg": b"cat"})
     baton("data", "push", "--no-check", place, f"sets/{prefix}").ok()

@@ -78,7 +78,7 @@ def test_a_push_ends_with_a_manifest_of_all_that_is_there(baton: Baton, stack: S
 
 
 def test_equal_folders_are_equal_bytes_wherever_they_come_from(baton: Baton, stack: Stack, tmp_path: Path) -> None:
-    """Neither the order of the files nor their times, owners or rights are among the stored bytes."""
+    """The stored bytes of a folder do not depend on the order, times, owners or rights of its files."""
     files = {f"{number}.txt": b"%d" % number for number in range(20)}
     places = [
         write_files(tmp_path / "one", {**files, "sub/a": b"a"}),
@@ -261,8 +261,8 @@ def test_a_false_digest_is_found_by_fetch(
 
 
 def test_a_full_disk_is_one_line_and_a_repeat_goes_on(baton: Baton, labour: Labour, tmp_path: Path) -> None:
-    """Also without the rights to mount one: what /dev/full refuses is refused as a full disk refuses it."""
-    # It refuses writes only: an empty file would fail at being synced, and otherwise than on a disk.
+    """A fetch to a full disk ends with one line, and a repeat goes on; /dev/full stands for the disk, without root."""
+    # /dev/full refuses only writes: an empty file would fail at fsync, unlike on a disk.
     outputs = {path: data for path, data in OUTPUTS.items() if data}
     job_id = finished(baton, labour, tmp_path, outputs)
     got = tmp_path / "got"
@@ -289,7 +289,7 @@ def test_a_place_that_is_none(baton: Baton, labour: Labour, tmp_path: Path) -> N
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
 def test_a_small_disk_that_fills_up(baton: Baton, labour: Labour, tmp_path: Path) -> None:
-    """The same with a real one, part of which is written before it is full; the test above runs everywhere."""
+    """A fetch to a real disk that fills up midway ends with one line, and a repeat goes on."""
     job_id = finished(baton, labour, tmp_path, OUTPUTS)
     disk = tmp_path / "disk"
     disk.mkdir()

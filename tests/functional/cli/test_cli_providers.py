@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.fleets.doctor import DoctorFinding, DoctorReport, FindingCode, FixOutcome
+from baton.contract.fleets.fleet import MachineState, MachineView, Receipt
 from fakes.vast.provider import KEY, FakeVast
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton
@@ -17,11 +18,13 @@ pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 FLEET = """\
 name: rented
+queues: [empty]
 providers: [vast, salad]
 image: ghcr.io/acme/worker:1
 max_usd_per_hour: 0.5
 budget: {total_usd: 20}
 """
+PASSWORD = "canary-5e1f0c2d9b7a4e3f"
 STRAY = DoctorFinding(
     id="stray_machine/vast/7",
     code=FindingCode.STRAY_MACHINE,
@@ -72,6 +75,21 @@ def test_an_account_from_login_to_logout(baton: Baton, accounts: Path, vast: Fak
     assert not any(KEY in heard for heard in baton.heard)
 
 
+def test_a_login_at_a_registry_from_login_to_logout(baton: Baton, accounts: Path) -> None:
+    assert "baton fleet login REGISTRY" in baton("fleet", "registries").ok().err
+    accounts.write_text(f"registries: {{ghcr.io: {{username: acme, password: {PASSWORD}}}}}\n")
+    said = baton("fleet", "login", "ghcr.io", "--file", accounts).ok()
+    assert said.out == "The login of acme at ghcr.io is stored.\n" and "only reads the images" in said.err
+    (listed,) = baton("fleet", "registries", "--json").ok().json
+    assert (listed["registry"], listed["username"]) == ("ghcr.io", "acme")
+    assert baton("fleet", "registries").ok().out.splitlines()[1].split()[:2] == ["ghcr.io", "acme"]
+    assert baton("fleet", "logout", "ghcr.io").ok().out == "The login at ghcr.io is removed.\n"
+    baton("fleet", "logout", "ghcr.io").failed(
+        3, "registry_not_found", "No login at ghcr.io is stored. List the logins with: baton fleet registries"
+    )
+    assert not any(PASSWORD in heard for heard in baton.heard)
+
+
 def test_a_key_that_does_not_work_is_not_stored(baton: Baton, accounts: Path, vast: FakeVast) -> None:
     vast.keys.clear()
     baton("fleet", "login", "vast", "--file", accounts).failed(3, "provider_key_refused")
@@ -119,6 +137,25 @@ def test_a_finding_is_shown_with_what_a_fix_does(baton: Baton, monkeypatch: pyte
     assert calls == []
     examined(monkeypatch, FOREIGN)
     assert "2 others" in baton("fleet", "doctor", "--fix").ok().out
+
+
+def test_the_receipts_of_strays_are_shown(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    receipt = Receipt(quoted_usd_per_hour=0.6, observed_usd=0.31, charged_usd=0.3, absent_at=[1, 61])
+    stray = MachineView(
+        id="dep-lost-1",
+        fleet="strays",
+        state=MachineState.GONE,
+        provider="vast",
+        usd_per_hour=0.6,
+        spent_usd=0.31,
+        since=61,
+        reason="no record explained the machine",
+        receipt=receipt,
+    )
+    report = DoctorReport(providers=["vast"], findings=[], strays=[stray], at=61)
+    monkeypatch.setattr(BatonClient, "examine_fleets", lambda _client: report)
+    shown = baton("fleet", "doctor").ok().out
+    assert "strays that the deployment paid" in shown and "dep-lost-1" in shown and "0.31" in shown
 
 
 def test_a_fix_asks_first_and_waits_for_the_provider(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from baton.contract.admin.webhooks import DeliveryPage, DeliveryState, ReplayAnswer, WebhookCreate
+from gpu_client.cli.core.formats import moment
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton, Labour, submit
 from tests.kits.network.proxies import FaultyProxy
@@ -58,7 +59,7 @@ def test_deliveries_and_telling_again(
     job = submit(baton, labour, tmp_path, webhook=webhook)
     assert baton("show", job, "--json").ok().json["webhook"] == webhook
     assert webhook in baton("show", job).ok().out
-    # Nobody answers at that address: its first event waits, and is told of.
+    # No server answers at the address: the first event waits, and the command shows it.
     until(lambda: baton("webhooks", "deliveries", webhook, "--json").ok().json, 20, what="a delivery")
     (entry,) = baton("webhooks", "deliveries", webhook[:8], "--limit", "1", "--json").ok().json
     assert (entry["event_id"], entry["type"], entry["state"]) == (f"{job}#1", "job.submitted", DeliveryState.WAITING)
@@ -80,6 +81,33 @@ def test_deliveries_and_telling_again(
     monkeypatch.setattr(BatonClient, "replay_webhook", parts)
     assert baton("webhooks", "replay", webhook, job, "--json").ok().json["queued"] == 9
     assert asked == [1, 11, 21], "until all are in line"
+
+
+def test_the_events_of_a_fleet_are_queued_again(baton: Baton, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    document = tmp_path / "fleet.yaml"
+    document.write_text("{name: told, providers: [loopback], max_usd_per_hour: 0.5, budget: {total_usd: 1}}")
+    baton("fleet", "apply", document).ok()
+    webhook = made(baton, "--type", "machine.gone")["id"]
+    said = baton("webhooks", "replay", webhook, "--fleet", "told", "--json").ok()
+    assert said.json == {"id": webhook, "fleet": "told", "queued": 0} and said.err == ""
+    jobs_only = made(baton)["id"]
+    said = baton("webhooks", "replay", jobs_only, "--fleet", "told").ok()
+    assert said.out == f"0 events of told are queued for {jobs_only} again.\n" and "no events of fleets" in said.err
+    baton("webhooks", "replay", webhook, "--fleet", "nosuch").failed(3, "fleet_not_found")
+    baton("webhooks", "replay", webhook).failed(2, "name either a job or a fleet", "--fleet NAME")
+    baton("webhooks", "replay", webhook, "x", "--fleet", "told").failed(2, "name either a job or a fleet")
+    asked: list[int] = []
+
+    def parts(_client: BatonClient, _id: str, _fleet: str, from_at: int) -> ReplayAnswer:
+        asked.append(from_at)
+        return ReplayAnswer(queued=2, next_at=from_at + 60 if len(asked) < 3 else None)
+
+    monkeypatch.setattr(BatonClient, "replay_fleet", parts)
+    since = moment(1_790_000_000)
+    again = baton("webhooks", "replay", webhook, "--fleet", "told", "--since", since).ok().out
+    assert again == f"6 events of told are queued for {webhook} again.\n"
+    assert asked == [1_790_000_000, 1_790_000_060, 1_790_000_120], "until all are in line"
+    baton("fleet", "stop", "told").ok()
 
 
 def test_deliveries_are_as_many_as_are_asked_for(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -237,7 +237,7 @@ def timing(module: Any, items: int) -> float:
         "ExpressionAttributeValues": {":h": {"S": "one"}},
     }
     seconds = []
-    for number in range(15):
+    for number in range(6):
         moved = {"pk": {"S": f"p{number % items:06}"}, "sk": {"N": "1"}, "h": {"S": "one"}, "s": {"S": f"m{number}"}}
         call(module, "PutItem", {"TableName": name, "Item": moved})
         started = time.perf_counter()

@@ -171,7 +171,7 @@ def test_the_authorizers_refusal_and_failure_are_the_gateways_errors(
 
 @pytest.mark.parametrize(
     ("method", "path"),
-    [("GET", "/unknown"), ("DELETE", "/job/7"), ("GET", "/job/7/"), ("HEAD", "/job/7"), ("GET", "/")],
+    [("GET", "/unknown"), ("DELETE", "/job/7"), ("GET", "/job/7/"), ("HEAD", "/job/7"), ("POST", "/")],
 )
 def test_unknown_routes_are_404(server: GatewayServer, method: str, path: str) -> None:
     answer = call(server, method, path)
@@ -222,6 +222,11 @@ def test_the_more_specific_route_wins(server: GatewayServer) -> None:
     assert 0 < known["left"] <= 30_000
     assert known["id"]
     assert known["memory"] > 0
+
+
+def test_the_root_leads_to_the_console(server: GatewayServer) -> None:
+    answer = call(server, "GET", "/")
+    assert (answer.status, answer.header("location"), answer.body) == (307, ["/console"], b"")
 
 
 def test_redirects_and_cookies_go_out(server: GatewayServer) -> None:

@@ -84,7 +84,7 @@ def test_a_killed_machine_leaves_no_temporary_files(provider: LoopbackDriven) ->
 def test_a_machine_has_the_gpus_of_its_offer(provider: LoopbackDriven) -> None:
     offer = Offer(provider="loopback", ref="o", gpus=2, gpu_model="RTX 4090", vram_gib=24, usd_per_hour=0.3)
     LoopbackMarket(offers=[offer]).save(provider.directory)
-    assert printed(provider, made(provider), 2) == ["RTX 4090, 24576"] * 2
+    assert printed(provider, made(provider), 2) == ["RTX 4090, 24576, 580.65.06"] * 2
 
 
 def test_machines_outlive_their_driver_and_the_next_driver_ends_them(provider: LoopbackDriven) -> None:

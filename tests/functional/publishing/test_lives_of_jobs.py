@@ -10,6 +10,7 @@ from baton.contract.jobs.events import JobEvent
 from baton.contract.jobs.history import EventType
 from functions.domain.records import Event
 from functions.publishing.outbox import publish
+from tests.functional.api.calls import PROGRAM
 from tests.kits.api.harness import NOW, Api, memory_api
 from tests.kits.api.stream_records import FakeBus, FakeDeadLetters, no_wait, stream_record
 
@@ -61,7 +62,7 @@ def live(api: Api) -> list[str]:
     late = api.submit(queue="b", policy={"deadline_at": api.clock.now() + 100})["id"]
     api.clock.advance(200)
     api.sweep()
-    return [job, late, *steered(api), *scaled(api)]
+    return [job, late, *steered(api), *scaled(api), *trained_together(api)]
 
 
 def steered(api: Api) -> list[str]:
@@ -99,6 +100,37 @@ def scaled(api: Api) -> list[str]:
         held.complete({}).ok()
     (copy,) = [one["id"] for one in api.get("/jobs").ok() if one["copy_of"] == source]
     return [source, copy, *whose]
+
+
+def trained_together(api: Api) -> list[str]:
+    """An elastic job whose nodes join, are lost, fail and complete, and one whose node runs too long."""
+    policy = {"heartbeat_interval_s": 600}
+    jobs = [api.submit(queue="i", nodes={"max": 2}, policy={**policy, "max_failures": 2})["id"]]
+    jobs += [api.submit(queue="j", nodes={"max": 1}, policy={**policy, "max_runtime_s": 60})["id"]]
+    first, second = (api.claim(queue="i", machine_id=f"i-{number}") for number in range(2))
+    names = [f"{node.item['world']['seat']}.1.00000000" for node in (first, second)]
+    for node, name in zip((first, second), names, strict=True):
+        node.post(f"/job/{node.id}/world/join", {"node": name, "program": PROGRAM}).ok()
+    propose = {"node": names[0], "epoch": 0, "members": names}
+    first.post(f"/job/{first.id}/world/epoch", propose).ok()
+    rounds = [{"round": 1, "epoch": 1, "contributors": 2, "repaired": 3}, {"round": 2, "epoch": 1, "contributors": 2}]
+    for _ in range(2):
+        first.post(f"/job/{first.id}/world/report", {"node": names[0], "epoch": 1, "rounds": rounds}).ok()
+    lost = {"epoch": 1, "members": names[:1], "lost": [{"node": names[1], "cause": "silent", "message": "for 8 s"}]}
+    first.post(f"/job/{first.id}/world/epoch", {**propose, **lost}).ok()
+    second.fail().ok()
+    api.clock.advance(60)
+    api.claim(queue="i", machine_id="i-9").release().ok()
+    for _ in range(50):
+        api.clock.advance(60)
+        api.sweep()
+    first.heartbeat().ok()
+    api.sweep()
+    first.complete({}).ok()
+    late = api.claim(queue="j")
+    api.clock.advance(60)
+    late.heartbeat()
+    return jobs
 
 
 def test_every_type_is_documented() -> None:

@@ -124,7 +124,7 @@ def test_the_local_feed_hands_over_every_event_of_the_emulated_table(
         firsts = list(dict.fromkeys((event.seq, event.type.value) for event in told))
         assert firsts == list(enumerate(api.events(job), start=1))
         assert {event.tenant for event in told} == {"acme"}
-    assert feed.tick() is False, "nothing is left"
+    assert feed.tick() == 0, "nothing is left"
 
 
 def test_the_local_feed_outlives_a_publisher_that_fails(emulator: Emulator, caplog: pytest.LogCaptureFixture) -> None:

@@ -65,7 +65,7 @@ class Program:
         return open_ring(str(self.place))
 
     def writers(self) -> set[str]:
-        """Who has put something."""
+        """Return the names of the writers that have put samples."""
         keys = self.ring().store.keys(SAMPLES)
         return {found.writer for key in keys if (found := ObjectId.of_key(key)) is not None}
 

@@ -1,9 +1,9 @@
 """The scripts that a user of Wirehead has, with one import changed: `python wirehead_scripts.py ROLE CONFIG`.
 
 `generator` and `loader` are those of its unit example (which never looked at the values), `manager` that of 0.8,
-`task` one of an array of SLURM jobs, `trainer` reads lists of samples until it is told that it is enough. `verbose`,
-`pairs` and `log` are those of the unit example of 0.9; `cycles` is one of 0.9's array, which takes another generator
-after some samples and ends without telling Wirehead so.
+`task` one of an array of SLURM jobs. `trainer` reads lists of samples, one at least, until it is told that it is
+enough. `verbose`, `pairs` and `log` are those of the unit example of 0.9; `cycles` is one of 0.9's array, which takes
+another generator after some samples and ends without telling Wirehead so.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 
 import numpy as np
 
-from gpu_client.ring.tools import wirehead as wh
+import baton as wh
 
 STEP_S = 0.05
 """Time of the trainer's GPU between two batches, in which the processor is free for the generators."""
 
 
 def doubles() -> Iterator[tuple[Any, Any]]:
-    """As the example: 256 random doubles between 0 and 1, which Wirehead stores as zeros."""
+    """Generate the example's samples: 256 random doubles between 0 and 1, which Wirehead stores as zeros."""
     chance = np.random.default_rng()
     while True:
         data = chance.random(256)
@@ -95,7 +95,7 @@ def loader(config: str) -> None:
 def trainer(config: str) -> None:
     pairs = wh.MongoTupleheadDataset(config_path=config, timeout=60)
     enough, batches = Path(f"{config}.enough"), 0
-    while not enough.exists():
+    while not batches or not enough.exists():
         for data, label in pairs[list(range(len(pairs)))]:
             assert (data == data[0]).all() and (label == label[0]).all()
         batches += 1

@@ -11,8 +11,10 @@ import pytest
 
 from baton.contract.checkpoints.calls import CommitAnswer
 from baton.contract.checkpoints.manifest import Manifest
+from baton.contract.elastic.nodes import NodesSpec
 from baton.contract.jobs.job import JobSubmit
 from baton.contract.worker.calls import ReleaseRequest, WorkItem, WorkQuery
+from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.checkpoint_commit import Committed, commit_checkpoint
 from gpu_client.transport.api.client import BatonClient
@@ -43,7 +45,7 @@ def claim(stack: Stack, worker: BatonClient, queue: str) -> WorkItem:
 
 
 def claim_again(worker: BatonClient, queue: str) -> WorkItem:
-    item = worker.claim(WorkQuery(queue=queue))
+    item = worker.claim(WorkQuery(queue=queue, runs_nodes=True))
     assert item is not None
     return item
 
@@ -67,7 +69,7 @@ class AtOnce:
 def test_two_attempts_that_send_the_same_chunks_at_once_both_commit(
     stack: Stack, worker: BatonClient, tmp_path: Path
 ) -> None:
-    """Neither waits for the other; what both then name is there for both."""
+    """Concurrent commits of the same chunks do not wait for each other; both checkpoints can be restored."""
     queues = [unique("q"), unique("q")]
     items = [claim(stack, worker, queue) for queue in queues]
     made = {"base.bin": unique("bytes").encode() * 100_000, "small": b"s" * 100}
@@ -89,3 +91,18 @@ def test_two_attempts_that_send_the_same_chunks_at_once_both_commit(
         restored = restore(worker, worker.transfer, claim_again(worker, queue), tmp_path / f"output-{number}")
         assert restored is not None
         assert files_below(restored.path) == made
+
+
+def test_a_checkpoint_of_one_node_is_restored_by_another(stack: Stack, worker: BatonClient, tmp_path: Path) -> None:
+    queue = unique("q")
+    job = stack.client.submit(JobSubmit(command=["train"], queue=queue, nodes=NodesSpec(max=3)))
+    first, second = claim_again(worker, queue), claim_again(worker, queue)
+    made = {"base.bin": unique("bytes").encode() * 1000}
+    committed = commit_checkpoint(worker, worker.transfer, second, write_files(tmp_path / "made", made), 10)
+    assert (committed.manifest.job_id, committed.epoch) == (job.id, 2) != (second.id, second.epoch)
+    third = claim_again(worker, queue)
+    assert first.resume == [] and [one.step for one in third.resume] == [10]
+    store = LocalChunkCache(tmp_path / "store", third.checkpoint_job)
+    restored = restore(worker, worker.transfer, third, tmp_path / "output", store=store)
+    assert restored is not None and files_below(restored.path) == made
+    assert [manifest.job_id for manifest in store.manifests] == [job.id]

@@ -84,6 +84,7 @@ def deploy_controller(api: Api, patch: pytest.MonkeyPatch) -> None:
     for name, value in {
         "context": api.context,
         "store": api.context.fleet,
+        "accounts": accounts,
         "drivers": drivers,
         "metrics": CloudWatchMetrics(None, sys.stderr, api.clock),
         "now": api.clock.now,

@@ -17,7 +17,7 @@ import requests
 from blake3 import blake3
 
 from baton.contract.errors import ErrorCode
-from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, Scope
+from baton.contract.names import BUCKETS, CHECKPOINTS_BUCKET, DATA_BUCKET, OPERATOR_TENANT, Scope
 from functions.api.admin.keys import generate_key
 from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.http.authorizer import authorize
@@ -47,6 +47,8 @@ TENANT = "acme"
 RIVAL = "rival"
 NO_JOB = "00000000-0000-4000-8000-000000000000"
 SOURCE_IP = "203.0.113.7"
+WORKER = {"machine_id": "m-1", "runs_nodes": "true"}
+"""Query of a claim."""
 ALL_SCOPES = (Scope.SUBMIT, Scope.WORKER, Scope.ADMIN, Scope.ENROLL)
 
 _PATTERNS: list[tuple[Route, RoutePattern]] = sorted(
@@ -56,7 +58,7 @@ _PATTERNS: list[tuple[Route, RoutePattern]] = sorted(
 
 @dataclass(frozen=True)
 class Answer:
-    """What a client sees."""
+    """An answer of the API, as a client sees the answer."""
 
     status: int
     headers: dict[str, str]
@@ -92,7 +94,7 @@ class Answer:
 
 @dataclass
 class Api:
-    """A tenant's view of the API. Keys: `submit`, `worker`, `admin`, and `rival_*` of another tenant."""
+    """A tenant's view of the API. Keys: `submit`, `worker`, `admin`, `rival_*` of another tenant, and `operator`."""
 
     context: Context
     clock: FakeClock
@@ -104,6 +106,7 @@ class Api:
         for scope in ALL_SCOPES:
             self.keys[scope.value] = self.issue(TENANT, scope)
             self.keys[f"rival_{scope.value}"] = self.issue(RIVAL, scope)
+        self.keys["operator"] = self.issue(OPERATOR_TENANT, Scope.ADMIN)
 
     def issue(self, tenant: str, *scopes: Scope, expires_at: int | None = None, machine: str | None = None) -> str:
         """A fresh key, stored."""
@@ -128,7 +131,7 @@ class Api:
         *,
         source_ip: str = SOURCE_IP,
     ) -> Answer:
-        """One HTTP request as API Gateway would handle it; `target` is percent-encoded."""
+        """Handle one HTTP request as API Gateway would; `target` is percent-encoded."""
         raw_path, _, raw_query = target.partition("?")
         sent = [(name, value) for name, value in (headers or {}).items()]
         incoming = HttpRequest(method, raw_path, raw_query, [("host", "api.test"), *sent], body, source_ip)
@@ -186,6 +189,8 @@ class Api:
 
     def _usual_key(self, method: str, target: str) -> str:
         found = _route_of(method, decode_path(target.partition("?")[0]))
+        if found and found[0].operator:
+            return "operator"
         scopes = [scope for scope in (found[0].scopes if found else ()) if scope.value in self.keys]
         return min(scopes, default=Scope.SUBMIT).value
 
@@ -232,7 +237,7 @@ class Api:
 
     def claim(self, **query: Any) -> Held:
         """Claim as a lease-aware worker; there must be work."""
-        work = self.get("/work", headers={"x-lease-aware": "1"}, query={"machine_id": "m-1", **query}).ok()
+        work = self.get("/work", headers={"x-lease-aware": "1"}, query={**WORKER, **query}).ok()
         assert len(work) == 1, "no work"
         return Held(self, work[0])
 
@@ -255,14 +260,14 @@ class Api:
         assert self.send("PUT", url.url, url.headers, data).status == 200
 
     def objects(self, bucket: str = CHECKPOINTS_BUCKET, prefix: str = "", tenant: str = TENANT) -> dict[str, bytes]:
-        """Every stored object, by key."""
+        """Return every stored object by key."""
         keys = [entry.key for entry in self.context.objects.list(tenant, bucket, prefix, limit=1000).items]
         return {key: self.context.objects.read(tenant, bucket, key) or b"" for key in keys}
 
-    # What must not change
+    # Assertions on unchanged records
 
     def snapshot(self) -> Any:
-        """Everything the twins hold, as comparable values."""
+        """Return everything that the twins hold, as comparable values."""
         assert self.memory is not None
         state = self.memory.state
         return (
@@ -284,7 +289,7 @@ class Api:
 
     @contextmanager
     def unchanged(self) -> Iterator[None]:
-        """Nothing at all may change within."""
+        """Assert that no stored record changes within the block."""
         before = self.snapshot()
         yield
         assert self.snapshot() == before
@@ -326,8 +331,16 @@ class Held:
         return self.post(f"/heartbeat/{self.id}", body or None)
 
     def manifest(self, step: int, files: Mapping[str, bytes], **more: Any) -> dict[str, Any]:
-        """Make the body of a commit."""
-        return {"version": 2, "job_id": self.id, "step": step, "epoch": self.epoch, **in_packs(files), **more}
+        """Make the body of a commit. The checkpoints of a seat belong to its elastic job."""
+        owner = self.item.get("world") or {"job": self.id, "epoch": self.epoch}
+        return {
+            "version": 2,
+            "job_id": owner["job"],
+            "step": step,
+            "epoch": owner["epoch"],
+            **in_packs(files),
+            **more,
+        }
 
     def upload_missing(self, answer: Answer, blobs: Mapping[str, bytes]) -> None:
         """PUT what a commit or a declaration still misses; `blobs` by digest or by path."""
@@ -376,12 +389,12 @@ def quoted(key: str) -> str:
 
 
 def memory_api(*, seed: int = 1, settings: ControlPlaneSettings | None = None) -> Api:
-    """On the twins in memory."""
+    """Make the API on the twins in memory."""
     return _api(memory_cloud(), settings or ControlPlaneSettings(), seed)
 
 
 def emulated_api(emulator: Emulator, *, seed: int = 1) -> Api:
-    """On the emulated cloud, with tables and buckets of its own."""
+    """Make the API on the emulated cloud, with tables and buckets of its own."""
     cloud = MinistackClients.of(emulator).cloud()
     settings = ControlPlaneSettings(
         table_prefix=cloud.prefix,

@@ -14,7 +14,7 @@ import pytest
 from functions.local.emulator import Emulator
 
 CREDENTIALS = {"region_name": "us-east-1", "aws_access_key_id": "test", "aws_secret_access_key": "test"}
-"""What clients of an emulated cloud are made with."""
+"""Arguments of each client of an emulated cloud."""
 
 
 @pytest.fixture(scope="session")

@@ -32,7 +32,7 @@ class Recorder(logging.Handler):
     def __init__(self) -> None:
         super().__init__()
         self.number = -1
-        """Of the event."""
+        """Number of the current event."""
         self.taken: list[tuple[int, str, str]] = []
         self.lines: list[tuple[int, str]] = []
 

@@ -16,9 +16,9 @@ class Moment:
     epoch: float
     tokens: int = 0
     metrics: dict[str, float] | None = None
-    """Of on_evaluate."""
+    """Metrics of `on_evaluate`."""
     entry: dict[str, float] | None = None
-    """Of on_log: what was logged just now."""
+    """Log entry of `on_log`."""
     final: bool = False
 
 

@@ -1,6 +1,6 @@
 """IBM's trainer controller in a process: the reference for imported files.
 
-`make setup` puts the package into `.fms-hf-tuning`, without what it depends on: of that, the environment has what the
+`make setup-tests` puts the package into `.fms-hf-tuning`, without its dependencies; the environment has those that the
 controller needs.
 """
 
@@ -28,13 +28,13 @@ class Decided(NamedTuple):
     """Decisions of IBM's controller."""
 
     taken: list[tuple[int, str, str]]
-    """Number of the event, controller, action; without what it did at the event at which it died."""
+    """Number of the event, controller, action; without the event at which the controller died."""
     lines: list[tuple[int, str]]
-    """Number of the event, and what was written."""
+    """Number of the event, and the line that was logged."""
     until: int
-    """Number of the event at which it died, or of all events."""
+    """Number of the event at which the controller died, or number of all events."""
     died: str
-    """What of; empty when it did not."""
+    """Error by which the controller died; empty if it lived."""
 
 
 class Original:
@@ -89,7 +89,7 @@ def running() -> Iterator[Original]:
     there = list(PACKAGE.glob("fms_hf_tuning-*.dist-info"))
     version = WANTED.read_text().partition("==")[2].split()[0]
     assert [one.name for one in there] == [f"fms_hf_tuning-{version}.dist-info"], (
-        f"{PACKAGE} lacks {version}: make setup"
+        f"{PACKAGE} lacks {version}: make setup-tests"
     )
     environ = {**os.environ, "PYTHONPATH": str(PACKAGE), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-m", "tests.kits.ibm.controller_process"]

@@ -52,7 +52,7 @@ class FaultyProxy(HttpServer):
         self._faults: list[Fault] = []
         self._requests: list[str] = []
         self.header_names: set[str] = set()
-        """Of all requests so far, in lower case."""
+        """Names of the headers of all requests so far, in lower case."""
         proxy = self
 
         class Handler(_Handler):

@@ -63,6 +63,7 @@ class SshServer:
         assert SSHD is not None, MISSING
         if os.geteuid() == 0:
             _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        self.directory = directory
         self.private_key = _generate_key(directory / "user")
         _generate_key(directory / "host")
         self.host_key = " ".join((directory / "host.pub").read_text().split()[:2])

@@ -103,7 +103,7 @@ class ControlPlanePlace:
 
 
 def place_of(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Place]:
-    """For a fixture: `fs`; `s3` or `api` on the emulated cloud, the latter with the fixture `served`."""
+    """Yield a place for a fixture: `fs`, or `s3` and `api` on the emulated cloud; `api` needs the fixture `served`."""
     if kind == "fs":
         yield DirectoryPlace(tmp_path / "ring")
         return

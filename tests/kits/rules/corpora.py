@@ -24,7 +24,7 @@ HOSTILE_TEXTS = [
     "{}", "{loss!r}", "{loss:{step}}", "{loss:>99999999}", "{loss:" + "0" * 500 + "f}", "{os.environ[HOME]}",
     "{loss[0]}", "{", "{self!s}" * 100, "%(loss)s {__builtins__}", "{loss:.999999999f}",
 ]  # fmt: skip
-"""Of `log` and `alert`: the original printed secrets so. All of them are refused."""
+"""Texts of `log` and `alert`: the original printed secrets for some of them. All of them are refused."""
 
 HEAVIEST = [
     " or ".join(["loss > 1"] * 66),
@@ -36,11 +36,11 @@ HEAVIEST = [
     " or ".join(f"std(loss, {points}) < 0" for points in range(2, 41)),
     "loss % 1e-300 > 0 and loss * 1e300 * 1e300 > 0 and log(loss) > 0",
 ]
-"""What the limits allow: it is evaluated, and takes no longer than a refusal may."""
+"""Heaviest conditions that the limits allow: an evaluation takes no longer than a refusal may."""
 
 REPORTED = ("acc", "eval.f1_macro")
 KNOWN = MetricCatalog([Metric("reader.wait", Kind.DURATION), Metric("flag", Kind.BOOL)], reported=REPORTED)
-"""What a training is known to report besides what is built in."""
+"""Catalog of a training: the built-in metrics, two declared ones, and the reported names."""
 
 
 def wrong_conditions() -> Iterator[str]:

@@ -43,7 +43,7 @@ class World:
     now: float = -math.inf
     metrics: dict[str, History] = field(default_factory=dict)
     then: dict[str, dict[str, float | None]] = field(default_factory=dict)
-    """Of each metric: the values of all when its newest point came."""
+    """Values of all metrics at the newest point of each metric, by the name of the latter."""
 
     def take(self, metrics: Mapping[str, float | None], step: int, now: float) -> None:
         """Add an observation."""

@@ -77,11 +77,11 @@ class Found:
 
     rules: int = 0
     refused: int = 0
-    """Of these: how many the check refused."""
+    """Number of the rules that the check refused."""
     steps: int = 0
     fired: int = 0
     crashes: list[str] = field(default_factory=list)
-    """What was raised into the loop, or is wrong with the language itself; with the rule and the seed."""
+    """Exceptions in the training loop and faults of the language itself, with rules and seed."""
 
 
 def run(seed: int, rules: int) -> Found:

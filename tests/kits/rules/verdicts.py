@@ -20,7 +20,7 @@ from baton.contract.rules.engine.verdicts import Verdict
 
 COUNT = 10_000
 ALLOWED = frozenset(("baton", "tests", "yaml", "_yaml", *sys.stdlib_module_names))
-"""Of what is installed; Lambda has more, of which the language uses nothing."""
+"""Modules that the process may import; Lambda has more packages, and the language uses none of them."""
 Observation = tuple[dict[str, Any], int, float, str]
 """Metrics, step, time, event."""
 

@@ -101,7 +101,6 @@ class ControlPlane:
             lambda: job if (job := self.job(job_id)).state in states else None,
             timeout_s,
             what=f"job {job_id} becoming {' or '.join(states)}",
-            every_s=0.1,
         )
         return found
 
@@ -111,7 +110,6 @@ class ControlPlane:
             lambda: job if (job := self.job(job_id)).progress and job.progress.step >= step else None,
             timeout_s,
             what=f"step {step}",
-            every_s=0.1,
         )
         return found
 
@@ -121,7 +119,6 @@ class ControlPlane:
             lambda: newest if (newest := self.job(job_id).checkpoint_step or 0) >= step else 0,
             timeout_s,
             what=f"a checkpoint of step {step}",
-            every_s=0.1,
         )
         return found
 

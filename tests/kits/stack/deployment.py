@@ -21,17 +21,16 @@ from tests.kits.stack.control_plane import ControlPlane
 ROOT = Path(__file__).resolve().parents[3]
 STAGE = "e2e"
 DEPLOY_TIMEOUT_S = 240
-DEPLOYED_HERE = ("-c", "target=host", "-c", "disposable=true", "--require-approval=never")
-"""For functions that run on this machine."""
+DEPLOYED_HERE = ("-c", "target=host", "--require-approval=never")
+"""Options of a CDK deployment whose functions run on this machine."""
 
 
 class Deployment(ControlPlane):
-    """Deployment from construction on, with keys for an admin and a worker made as an operator makes them."""
+    """Deployment to a bootstrapped account, with keys for an admin and a worker made as an operator makes them."""
 
     def __init__(self, emulator: Emulator) -> None:
         self.emulator = emulator
-        tool(emulator, "bootstrap", "aws://000000000000/us-east-1")
-        self.deploy_output = self.deploy()
+        self.deploy()
         self.outputs = outputs = json.loads((ROOT / ".cdk" / f"{STAGE}.json").read_text())[f"baton-{STAGE}"]
         # The emulator's own name for the API's host needs a resolver that knows *.localhost; this one needs none.
         api_id = str(urlsplit(outputs["Url"]).hostname).split(".")[0]
@@ -130,15 +129,15 @@ def webhook(url: str, admin_key: str) -> str:
 
 def tool(emulator: Emulator, command: str, *more: str) -> subprocess.CompletedProcess[str]:
     """Run the tool on our stage; a failure fails the test."""
-    done = run_tool(emulator, command, *more, stage=STAGE)
+    done = run_tool(emulator, command, *more)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
 
 
-def run_tool(emulator: Emulator, command: str, *more: str, stage: str) -> subprocess.CompletedProcess[str]:
-    """Run `python -m cdk` with the emulator as its cloud."""
+def run_tool(emulator: Emulator, command: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Run `python -m cdk` on our stage with the emulator as its cloud."""
     return subprocess.run(
-        [sys.executable, "-m", "cdk", command, "--stage", stage, *more],
+        [sys.executable, "-m", "cdk", command, "--stage", STAGE, *more],
         cwd=ROOT,
         env={
             **os.environ,

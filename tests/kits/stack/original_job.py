@@ -1,8 +1,9 @@
-"""Whole job of the original orchestrator's worker: images, checkpoints of several parts, SIGKILL, resume, model."""
+"""Run a whole job of the original orchestrator's worker: images, multi-part checkpoints, SIGKILL, resume, model."""
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -11,8 +12,11 @@ from importlib.machinery import SourceFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+from baton.contract.admin.keys import KeyCreate
 from baton.contract.jobs.job import AttemptEnd, JobState
+from baton.contract.names import Scope
 from tests.functional.api.original_client import PART_BYTES, OriginalClient
 from tests.kits.stack.control_plane import ControlPlane
 from tests.kits.stack.stack import ROOT, clean_environment, leashed
@@ -21,13 +25,15 @@ from tests.kits.waiting import until
 
 KIT = Path(__file__).resolve().parents[2] / "e2e" / "trainers" / "original"
 STEPS = 30
+SCOPES = [Scope.SUBMIT, Scope.WORKER]
+TIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 NAMES = (*("IMG 0001 (copy).jpg", "ü+é:1.jpg", "100% dog~2.jpg", "sub dir/a&b=c;d.jpg", "日本.jpg", "'quote'!@$,.jpg"),)
 
 
 class OriginalWorker:
     """Process of the worker with an `accelerate` of its own."""
 
-    def __init__(self, url: str, key: str, directory: Path, gate: Gate, machine_id: str) -> None:
+    def __init__(self, url: str, key: str, directory: Path, gate: Gate) -> None:
         directory.mkdir()
         self._log = directory / "log"
         environment = {
@@ -40,7 +46,6 @@ class OriginalWorker:
             "INSTANCE_DIR": str(directory / "instance"),
             "OUTPUT_DIR": str(directory / "output"),
             "HEARTBEAT_INTERVAL": "2",
-            "SALAD_MACHINE_ID": machine_id,
         }
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
@@ -77,9 +82,12 @@ def relay_to(url: str) -> Iterator[str]:
 
 
 def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
-    """Run the job by workers that call the API at `url`; the first dies after its second checkpoint."""
+    """Run the job by workers that call the API at `url`; the first dies after its second checkpoint.
+
+    Both workers have the one key that the original knows, and the environment of neither has a machine id.
+    """
     training = _training()
-    key = plane.keys["admin"]
+    key = plane.client.create_key(KeyCreate(name="dreambooth", scopes=SCOPES)).key
     client = OriginalClient(url, key)
     prefix = f"{tmp_path.name}/"
     images = {f"{prefix}{name}": f"image of {name}".encode() * 100 for name in NAMES}
@@ -89,7 +97,7 @@ def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
         {"instance_prompt": "dog", "instance_data_prefix": prefix, "max_train_steps": STEPS, "checkpointing_steps": 10}
     )
     gate = Gate(tmp_path / "gate", 10)
-    first = second = OriginalWorker(url, key, tmp_path / "w1", gate, "machine-1")
+    first = second = OriginalWorker(url, key, tmp_path / "w1", gate)
     try:
         for step in (10, 20):
             gate.set(step)
@@ -98,8 +106,9 @@ def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
         plane.expire_lease(job["id"])
         # The worker stops to watch when the training ends, therefore the training waits for the commit of step 30.
         gate.set(STEPS)
-        second = OriginalWorker(url, key, tmp_path / "w2", gate, "machine-2")
+        second = OriginalWorker(url, key, tmp_path / "w2", gate)
         _until_committed(plane, job["id"], STEPS, second)
+        _assert_fenced(client, job["id"])
         gate.open()
         done = plane.wait_for(job["id"], JobState.COMPLETE, JobState.FAILED)
         assert done.state is JobState.COMPLETE, second.log()
@@ -115,8 +124,36 @@ def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
     for step in range(1, STEPS + 1):
         state = training.next_state(state, step, digest)
     assert client.download(stored["model_bucket"], stored["model_key"]) == training.model(state)
+    _assert_original_shapes(client, stored)
     zipped = client.download("training-checkpoints", f"jobs/{job['id']}/attempt-2/checkpoint-30.zip")
     assert len(zipped) > PART_BYTES and training.model(state) in zipped
+
+
+def _assert_fenced(client: OriginalClient, job_id: str) -> None:
+    """Check that writes of the first attempt are refused, although key and address are the second one's."""
+    running = client.job(job_id)
+    prefix = f"jobs/{job_id}/attempt-1/"
+    bodies = {"progress": f"{prefix}checkpoint-20.zip", "complete": f"{prefix}checkpoint-20.zip", "fail": prefix}
+    for what, key in bodies.items():
+        body = {"job_id": job_id, "bucket_name": running["checkpoint_bucket"], "key": key}
+        refused = client.http.post(f"{client.url}/{what}", json=body)
+        assert (refused.status_code, refused.json()["code"]) == (409, "lease_lost"), refused.text
+        assert isinstance(refused.json()["error"], str)
+    after = client.job(job_id)
+    assert (after["status"], after["num_failures"]) == ("running", 0)
+
+
+def _assert_original_shapes(client: OriginalClient, job: dict[str, Any]) -> None:
+    """Check times, events and answers about an ended job and an unknown one."""
+    (listed,) = [row for row in client.jobs() if row["id"] == job["id"]]
+    for row in (job, listed):
+        assert all(TIME.fullmatch(row[name]) for name in ("created_at", "started_at", "completed_at"))
+    events = client.events(job["id"])
+    assert all(event["job_id"] == job["id"] and TIME.fullmatch(event["timestamp"]) for event in events)
+    assert len({event["id"] for event in events}) == len(events) and "event_data" in events[0]
+    assert client.events("00000000-0000-4000-8000-000000000000") == []
+    assert client.stop(job["id"])["status"] == "ok"
+    assert client.heartbeat(job["id"]) == 400
 
 
 def _until_committed(plane: ControlPlane, job_id: str, step: int, worker: OriginalWorker) -> None:

@@ -5,18 +5,22 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import select
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Self
 from urllib.parse import urlsplit
 
-import boto3
 import psutil
 
+from functions.storage.clients import dynamodb_client, s3_client
+from tests.kits.clouds.emulator import CREDENTIALS
 from tests.kits.network.proxies import FaultyProxy
 from tests.kits.stack.control_plane import ControlPlane
 from tests.kits.waiting import PATIENCE_S
@@ -24,12 +28,14 @@ from tests.kits.waiting import PATIENCE_S
 ROOT = Path(__file__).resolve().parents[3]
 MARK = "E2E_MARK"
 """An environment variable that a test's processes pass on to all that they start."""
+LIGHT_START = ROOT / "tests/kits/runner/light_start"
 START_TIMEOUT_S = 90.0
 
 
 def clean_environment() -> dict[str, str]:
-    """Copy the environment without the settings of the product."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "SALAD_"))}
+    """Copy the environment without the settings of the product. Trainings start without torch's compiler."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith(("BATON_", "SALAD_"))}
+    return {**kept, "PYTHONPATH": os.pathsep.join([str(LIGHT_START), *filter(None, [kept.get("PYTHONPATH")])])}
 
 
 def leashed(number: signal.Signals) -> list[str]:
@@ -72,7 +78,8 @@ class Stack(ControlPlane):
         said = json.loads(line)
         self.s3.upstream = ("127.0.0.1", self._emulator_port())
         self.cloud_url = f"http://127.0.0.1:{self.s3.upstream[1]}"
-        objects, tables = (boto3.client(name, endpoint_url=self.cloud_url) for name in ("s3", "dynamodb"))
+        # A program without the tests' environment starts a stack, too.
+        objects, tables = (make(self.cloud_url, **CREDENTIALS) for make in (s3_client, dynamodb_client))
         super().__init__(said["url"], said["keys"], objects, tables)
         place = urlsplit(self.url)
         self.front = (str(place.hostname), int(place.port or 0))
@@ -118,21 +125,76 @@ class Stack(ControlPlane):
         self.close()
 
 
-class AgentProcess:
-    """Agent as the leader of a session of its own."""
+class ForkedAgent:
+    """Agent from the server in `agent_server.py`, with the part of the interface of `Popen` that tests use."""
 
-    def __init__(self, environment: Mapping[str, str], log_path: Path, *, wrapper: Path | None = None) -> None:
+    def __init__(self, environment: Mapping[str, str], log: BinaryIO) -> None:
+        self.returncode: int | None = None
+        self._link, link = socket.socketpair()
+        with link:
+            requests, _ = agent_server()
+            socket.send_fds(requests, [json.dumps(dict(environment)).encode()], [link.fileno(), log.fileno()])
+        self.pid = self._read()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for the end; returns the exit code."""
+        if self.returncode is None:
+            if not select.select([self._link], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("gpu_client.agent", timeout or 0)
+            self.returncode = self._read()
+            self._link.close()
+        return self.returncode
+
+    def poll(self) -> int | None:
+        """Return the exit code, None before the end."""
+        with suppress(subprocess.TimeoutExpired):
+            self.wait(0)
+        return self.returncode
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal if the agent has not ended."""
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+    def _read(self) -> int:
+        number = self._link.recv(4)
+        assert number, "the server of the agents has ended"
+        return int.from_bytes(number, "big", signed=True)
+
+
+@cache
+def agent_server() -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """Start the server of forked agents, which ends with this process; returns the socket for requests."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        program = [*leashed(signal.SIGKILL), str(Path(__file__).with_name("agent_server.py")), str(theirs.fileno())]
+        return ours, subprocess.Popen(
+            program, cwd=ROOT, env=clean_environment(), stdin=subprocess.DEVNULL, pass_fds=[theirs.fileno()]
+        )
+
+
+class AgentProcess:
+    """Agent as the leader of a session of its own. `fork`: from the server, which saves the import."""
+
+    def __init__(
+        self, environment: Mapping[str, str], log_path: Path, *, wrapper: Path | None = None, fork: bool = False
+    ) -> None:
         self.log_path = log_path
         program = str(wrapper) if wrapper else "gpu_client.agent"
+        self.process: subprocess.Popen[bytes] | ForkedAgent
         with log_path.open("ab") as log:
-            self.process = subprocess.Popen(
-                [*leashed(signal.SIGKILL), program],
-                cwd=ROOT,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
+            self.process = (
+                ForkedAgent(environment, log)
+                if fork
+                else subprocess.Popen(
+                    [*leashed(signal.SIGKILL), program],
+                    cwd=ROOT,
+                    env=environment,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
             )
 
     @property

@@ -14,7 +14,7 @@ import psutil
 
 from tests.kits.network.proxies import FaultyProxy
 from tests.kits.stack.control_plane import TRAINERS, ControlPlane
-from tests.kits.stack.stack import MARK, ROOT, AgentProcess, clean_environment, marked
+from tests.kits.stack.stack import LIGHT_START, MARK, ROOT, AgentProcess, clean_environment, marked
 from tests.kits.waiting import until
 
 
@@ -27,7 +27,7 @@ class Gate:
     def __init__(self, file: Path, step: int) -> None:
         self._file = file
         self.environment = {"GATE": str(file)}
-        held = (TRAINERS / "gated_sessions", TRAINERS, ROOT)
+        held = (TRAINERS / "gated_sessions", LIGHT_START, TRAINERS, ROOT)
         self.of_sessions = {**self.environment, "PYTHONPATH": os.pathsep.join(map(str, held))}
         self.set(step)
 
@@ -64,10 +64,14 @@ class Workshop:
         *,
         url: str | None = None,
         wrapper: Path | None = None,
+        fork: bool = True,
         environment: Mapping[str, str] = MappingProxyType({}),
         **settings: object,
     ) -> AgentProcess:
-        """Start an agent; the same name again restarts the same container."""
+        """Start an agent; the same name again restarts the same container.
+
+        fork: from a process that has imported the agent, whose arguments `ps` then shows.
+        """
         variables = {
             **clean_environment(),
             **environment,
@@ -86,7 +90,9 @@ class Workshop:
             "BATON_LOG_LEVEL": "DEBUG",
             **{f"BATON_{key.upper()}": str(value) for key, value in settings.items()},
         }
-        agent = AgentProcess(variables, self.tmp_path / f"{name}-{len(self.agents)}.log", wrapper=wrapper)
+        agent = AgentProcess(
+            variables, self.tmp_path / f"{name}-{len(self.agents)}.log", wrapper=wrapper, fork=fork and wrapper is None
+        )
         self.agents.append(agent)
         return agent
 

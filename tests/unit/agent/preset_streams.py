@@ -137,4 +137,4 @@ DIVERGING: Mapping[str, tuple[Stream, int]] = {
     "slow_explosion": (slow_explosion, 2000),
     "broken_fine_tuning": (broken_fine_tuning, 800),
 }
-"""With the step at which it begins."""
+"""Streams of damaged trainings, with the step at which the damage begins."""

@@ -101,7 +101,7 @@ def test_what_a_trainer_says_is_taken_once_in_its_order_and_has_an_end(server: C
 
 
 def test_what_an_ended_process_said_last_is_read_before_it_is_judged(server: ChannelServer) -> None:
-    """Its exit was seen before its last line: a training that a rule had failed was complete."""
+    """The last line of an ended process is read before its exit counts; a training failed by a rule looked complete."""
     for number in range(50):
         with socket.socket(socket.AF_UNIX) as ending:
             ending.connect(str(server.path))

@@ -253,7 +253,7 @@ class TestCommitting:
     def test_what_fails_behind_the_commit_does_not_undo_it(
         self, tmp_path: Path, cloud: FakeCloud, transfer: Transfer, error: Exception, where: str
     ) -> None:
-        """It was committed, and counted as given up."""
+        """A checkpoint counts as committed although a step after its commit fails; it counted as skipped before."""
         reported: list[int] = []
 
         def fails(*_: object, **__: object) -> None:
@@ -307,7 +307,7 @@ class TestCommitting:
     def test_a_repeated_commit_is_made_as_the_first_try(
         self, scene: Scene, transfer: Transfer, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """With other codecs its packs would be others, and what the first try stored would be left over."""
+        """A repeated commit uses the speed and codecs of the first try: other packs would be stored twice."""
         speeds = iter([1e6, 2e6, 3e6])
         seen: list[float | None] = []
 

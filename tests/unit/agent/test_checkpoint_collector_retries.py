@@ -69,7 +69,7 @@ def attach_to_a_full_disk(*_: object) -> bool:
 
 @pytest.mark.parametrize("how", ["removed", "superseded"])
 def test_a_held_checkpoint_outlives_a_full_disk(scene: Scene, how: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its links are there, and no look found it again."""
+    """A held checkpoint whose record met a full disk is offered later, from the links to its files."""
     with monkeypatch.context() as patch:
         patch.setattr(StepLedger, "attach_record", attach_to_a_full_disk)
         scene.hold(how)
@@ -157,7 +157,7 @@ def test_one_that_is_written_to_while_it_is_uploaded_is_told_and_left_alone(scen
 
 
 def test_one_whose_end_comes_with_the_end_of_the_script_is_committed_whole(scene: Scene) -> None:
-    """It was refused for the file that had been added, and nobody was left to look again."""
+    """The last look offers a checkpoint again whose last file came with the end of the script."""
     directory = scene.write(20)
     scene.collect()
     scene.collect(5)
@@ -206,7 +206,7 @@ def test_a_step_that_begins_forgets_what_the_one_before_had_to_look_at_again(sce
 def test_a_file_that_is_written_to_while_the_record_is_added_is_noticed(
     scene: Scene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a checkpoint with a record the files were listed anew, also those that had changed since."""
+    """A change while the record is added defers the checkpoint; the second list of files once hid such a change."""
     directory = scene.write(20)
     scene.collect()
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 
 import pytest
 from pydantic import SecretStr
 
 from baton.contract.errors import ErrorCode
-from baton.contract.fleets.fleet import EnrollAnswer, EnrollRequest
-from gpu_client.agent.app.enrolment import ENROL_WITHIN_S, NONCE, enroll, settings_of_machine
+from baton.contract.fleets.fleet import EnrollAnswer, EnrollRequest, MachineMeasurements
+from gpu_client.agent.app.enrolment import ENROL_WITHIN_S, NONCE, settings_of_machine
+from gpu_client.agent.app.enrolment import enroll as agent_enroll
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.transport.errors import ApiError, BatonError, UnexpectedAnswer, Unreachable
 from tests.kits.clock import Clock
@@ -24,6 +26,8 @@ ANSWER = EnrollAnswer(
     usd_per_hour=0.2,
     heartbeat_interval_s=60,
 )
+MEASURED = MachineMeasurements(driver="580.65.06", disk_write_mb_s=850.5, download_mbit_s=400)
+enroll = partial(agent_enroll, measure=lambda: MEASURED)
 
 
 class Api:
@@ -59,12 +63,25 @@ def test_the_hardware_goes_out_and_the_identity_comes_back(settings: AgentSettin
     assert enroll(settings, api, clock=clock, pause=clock.sleep) == ANSWER
     (request,) = api.requests
     hardware = {"gpu_model": "NVIDIA GeForce RTX 4090", "gpus": 2, "vram_gib": 23.7, "disk_gib": 80}
-    assert request.model_dump(exclude={"nonce"}, exclude_none=True) == hardware
+    assert request.model_dump(exclude={"nonce", "measured", "instance"}, exclude_none=True) == hardware
+    assert request.measured == MEASURED
     found = settings_of_machine(settings, ANSWER)
     assert (found.machine_id, found.worker_id, found.price_usd_per_hour) == (ANSWER.machine_id, ANSWER.machine_id, 0.2)
     assert found.api_key and found.api_key.get_secret_value() == ANSWER.api_key
     assert found.workspace == settings.workspace
     assert "secret" not in repr(found)
+
+
+def test_a_container_names_its_instance(settings: AgentSettings) -> None:
+    for environ, instance in (
+        ({"CONTAINER_ID": "42", "CONTAINER_API_KEY": "k"}, "42"),
+        ({"RUNPOD_POD_ID": "pod-1"}, "pod-1"),
+        ({"CONTAINER_ID": ""}, None),
+        ({}, None),
+    ):
+        api = Api(ANSWER)
+        enroll(settings, api, environ=environ)
+        assert api.requests[0].instance == instance
 
 
 def test_a_machine_claims_with_what_its_fleet_has_rented(settings: AgentSettings) -> None:
@@ -98,6 +115,22 @@ def test_the_api_may_be_late(settings: AgentSettings, caplog: pytest.LogCaptureF
     assert clock.slept == sorted(clock.slept) and len(clock.slept) == len(late)
     assert "no route" in caplog.text
     assert "secret" not in caplog.text
+
+
+def test_a_machine_is_measured_once_and_again_only_after_a_failure(settings: AgentSettings) -> None:
+    """The store of the download can be out of reach for a young machine, as the API can."""
+    outcomes: list[MachineMeasurements | BatonError] = [Unreachable("no route to the store"), MEASURED]
+
+    def measure() -> MachineMeasurements:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, BatonError):
+            raise outcome
+        return outcome
+
+    api, clock = Api(Unreachable("lost"), ANSWER), Clock()
+    agent_enroll(settings, api, measure=measure, clock=clock, pause=clock.sleep)
+    assert [one.measured for one in api.requests] == [MEASURED] * 2 and outcomes == []
+    assert len(clock.slept) == 2
 
 
 @pytest.mark.parametrize(

@@ -109,7 +109,7 @@ NOTHING = {"raw_bytes": 0, "reused_bytes": 0, "encoded_bytes": 0, "uploaded_byte
 
 
 def test_a_script_that_reports_no_steps_has_used_the_time_up_to_its_commits() -> None:
-    """Its goodput was 0 %, whatever it had stored."""
+    """The time up to a commit is productive for a script that reports no steps; its goodput was always 0 %."""
     times, clock = meter(last_step=100)
     times.enter(Activity.TRANSFERRING)
     clock.now += 4

@@ -39,7 +39,7 @@ class Api:
         self.manifests: list[PushManifest] = []
         self.place = "digits/"
         self.keys: dict[str, str] = {}
-        """Of paths that are not named as their objects are."""
+        """Keys of the objects that have another name than their path."""
 
     def inputs_page(self, job_id: str, lease_token: str, *, cursor: str | None = None) -> InputPage:
         assert (job_id, lease_token) == (JOB_ID, TOKEN)
@@ -69,9 +69,9 @@ class Transfer:
         self.expire = list(expire)
         self.urls: list[str] = []
         self.contents: dict[str, str] = {}
-        """By key; of all others it is the key."""
+        """Contents by key; every other object contains its key."""
         self.alter_copy = False
-        """Whether the second copy of an object arrives with other bytes."""
+        """True makes the second copy of an object arrive with other bytes."""
 
     def download(self, items: Sequence[Download], *, cancel: object) -> None:
         limit = self.expire.pop(0) if self.expire else None
@@ -270,7 +270,7 @@ class TestPushed:
 
     @pytest.mark.parametrize("path", ["a00", "!00"])
     def test_other_bytes_than_were_pushed_are_bad_input(self, tmp_path: Path, path: str) -> None:
-        """Whether the file comes behind the manifest or before it."""
+        """A file with other bytes than pushed is bad input, before the manifest in the list and after it."""
         pushed = {"!00": b"digits/!00", "a00": b"digits/a00"}
         api, transfer = self.scene("!00", "!01", ".baton/dataset.json", "a00", files=pushed)
         transfer.contents[f"digits/{path}"] = "0123456789"
@@ -294,7 +294,7 @@ class TestPushed:
 
     @pytest.mark.parametrize("first", ["inner", "outer"])
     def test_the_manifest_of_the_inner_folder_counts(self, tmp_path: Path, first: str) -> None:
-        """It was pushed by itself later: a push from above tells it, one of its own does not tell the one above."""
+        """The inner manifest counts: a push of the outer folder rewrites it, a push of the inner folder only it."""
         manifests = {"inner": "!a/.baton/dataset.json", "outer": ".baton/dataset.json"}
         order = sorted(manifests, key=lambda name: name != first)
         api, transfer = self.scene(*(manifests[name] for name in order), "!a/1", files={"!a/1": b"older"})
@@ -364,7 +364,7 @@ class TestPushed:
         assert transfer.urls == []
 
     def test_a_push_that_was_not_finished_is_bad_input(self, tmp_path: Path) -> None:
-        """Also if the files that it had stored until then are all those that its manifest names."""
+        """An unfinished push is bad input, even if all files that its manifest names are stored."""
         api, transfer = self.scene(".baton/dataset.json", "a00", files={"a00": b"digits/a00"})
         finished = DatasetManifest.model_validate_json(transfer.contents[self.MANIFEST])
         transfer.contents[self.MANIFEST] = finished.model_copy(update={"unfinished": True}).model_dump_json()

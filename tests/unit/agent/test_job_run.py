@@ -110,7 +110,7 @@ def test_a_last_checkpoint_is_committed_before_a_failure_is_reported(stage: Stag
 def test_a_last_checkpoint_is_committed_before_missing_outputs_are_reported(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was thrown away: with its outputs' names corrected, the job went back to an older one."""
+    """Missing outputs do not cost the last checkpoint, from which the job resumes once its output names are correct."""
 
     def slowly(*arguments: object, cancel: CancelEvent, **_: object) -> str:
         if cancel.wait(0.3):
@@ -135,7 +135,7 @@ def test_no_progress_for_too_long_is_a_failure(stage: Stage) -> None:
     assert stage.trainer.stops[0] == 8
 
 
-# What goes wrong around it
+# Failures around the trainer
 
 
 @pytest.mark.parametrize(
@@ -242,7 +242,7 @@ def test_a_restored_checkpoint_is_resumed_from_and_not_committed_again(stage: St
 
 
 def test_the_checkpoint_comes_before_the_inputs(stage: Stage) -> None:
-    """Its URL, from the claim, lives for 15 minutes: inputs that took longer failed every resumed attempt."""
+    """The agent restores the checkpoint before it fetches inputs: the URL from the claim lives 15 minutes."""
     fetched: list[bool] = []
     stage.client.before["inputs"] = lambda: fetched.append(bool(stage.phases[-2:] == ["restoring", "fetching"]))
     assert stage.run() is AttemptOutcome.COMPLETE

@@ -93,7 +93,7 @@ def test_asked_to_leave_a_session_writes_a_checkpoint_and_the_job_is_handed_back
 def test_what_was_shown_last_is_stored_before_the_job_is_handed_back(
     stage: Stage, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
-    """It was thrown away: the next attempt could not go on from it."""
+    """The agent stores the last artifact before it hands back the job: the next attempt continues from the artifact."""
 
     def upload(_client: object, _transfer: object, _item: object, files: dict[str, Path], **_: object) -> list[object]:
         stage.client.said.append(("stored", sorted(files)))
@@ -169,7 +169,7 @@ def test_a_script_without_our_session_gets_a_sigterm_at_once(stage: Stage) -> No
 
 
 def test_a_failure_while_leaving_is_an_interruption(stage: Stage) -> None:
-    """What ends the agent often ends the trainer too: that is nobody's failure."""
+    """A trainer that fails while the agent leaves counts as interrupted: the same cause often ends both."""
 
     def act(trainer: Trainer, _looks: int) -> None:
         stage.stop.request("SIGTERM")

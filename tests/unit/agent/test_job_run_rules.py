@@ -202,7 +202,7 @@ def test_a_stop_as_complete_completes_though_the_machine_leaves(stage: Stage, be
 
 @pytest.mark.parametrize("then", [broken, hangs, well])
 def test_one_that_could_not_write_its_outputs_any_more_is_handed_back(stage: Stage, then: Any) -> None:
-    """Its checkpoint says that it is to end: the next machine does so."""
+    """A job that a rule ends, but whose outputs are missing, goes back: its checkpoint lets the next machine end it."""
     stage.act = announces(stage, leaving("stop", outcome="complete"), before=True, then=then)
     plan = {"steps": [{"name": "train", "command": ["train"], "outputs": [{"path": "model"}]}]}
     assert stage.run(control=CONTROL, plan=plan, stop_grace_s=1) is AttemptOutcome.RELEASED

@@ -10,7 +10,7 @@ from tests.unit.agent.job_kit import CLEAN, Stage, Trainer, checkpoint, exited
 
 @pytest.mark.parametrize("end", ["complete", "fail", "release"])
 def test_the_last_word_says_where_the_time_went(stage: Stage, end: str) -> None:
-    """All of it: what is committed after the training's end too."""
+    """The last call of an attempt contains the goodput with the checkpoint that was committed after the training."""
 
     def act(trainer: Trainer, looks: int) -> None:
         if looks == 1:

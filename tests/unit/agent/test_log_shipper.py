@@ -299,7 +299,7 @@ def test_points_alone_are_shipped_when_lines_would_be() -> None:
 
 
 def test_what_may_have_been_stored_is_sent_again_just_as_it_was() -> None:
-    """Else what was stored, and its answer lost, would be there twice under another name."""
+    """A chunk that may be stored is sent again unchanged: a larger one would store its lines twice."""
     tried: list[LogChunk] = []
     api = Api(Unreachable("down"), Unreachable("down"))
     spool, points = LogSpool(), metered(1)

@@ -145,7 +145,7 @@ def test_a_script_that_reports_no_step_is_where_its_job_was(stage: Stage) -> Non
 
 
 def test_the_control_plane_hears_of_a_loss_that_is_no_number(stage: Stage) -> None:
-    """Its rules over a group take it for the worst."""
+    """The control plane receives the names of nonfinite metrics, which rules over a group count as the worst."""
     seen = [TrainingProgress(3, 10, {"lr": 0.1}, nonfinite={"loss": "nan"}), TrainingProgress(4, 10, {"lr": 0.1})]
 
     def act(trainer: Trainer, looks: int) -> None:

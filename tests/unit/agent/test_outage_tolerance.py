@@ -133,7 +133,7 @@ def test_a_refusal_by_something_in_between_is_waited_for_but_not_for_ever(status
 
 
 def test_a_conflict_is_tried_again() -> None:
-    """Its remedy says so; after the client's own tries it was final, and failed the job."""
+    """A conflict is tried again beyond the client's own tries, as its remedy says; it failed the job."""
     client = Client(*[refusal("conflict")] * 3, "page")
     assert ask(make(client, Heart())) == "page"
 

@@ -64,7 +64,7 @@ def test_what_mixed_precision_makes_infinite_now_and_then_is_no_loss(
 
 
 def test_what_comes_in_one_go_is_told_by_the_values_that_it_was_decided_by(training: Training) -> None:
-    """It was rendered when all of it had been looked at: the loss is 0.5."""
+    """A message contains the loss of its own step, not the 0.5 of the batch's last step."""
     for step, value in enumerate([1.0, math.nan, 0.5], 1):
         odd, fine = ({"loss": "nan"}, {}) if math.isnan(value) else ({}, {"loss": value})
         points = (Point(step, {**fine, **odd}),)
@@ -115,7 +115,7 @@ def test_real_trainings(name: str) -> None:
 
 
 def test_a_loss_that_is_logged_now_and_then_is_one_point_each_time(training: Training) -> None:
-    """As Hugging Face's Trainer tells it: the same number again and again, which is no level without noise."""
+    """The repeats of a logged loss between two logs of Hugging Face's Trainer are no level without noise."""
     chance = random.Random(1)
     for _ in range(40):
         training.train(100, loss=0.12 + chance.gauss(0, 0.02))
@@ -123,7 +123,7 @@ def test_a_loss_that_is_logged_now_and_then_is_one_point_each_time(training: Tra
 
 
 def test_what_is_shown_again_is_nothing_new(training: Training) -> None:
-    """Two losses of one training, in each message of long evaluations: nothing was learnt from them, nor lost."""
+    """Two losses that each message of a long evaluation repeats neither fire a preset nor count as new values."""
     chance = random.Random(1)
     training.train(600, loss=lambda step: 3.0 * 0.99**step + chance.gauss(0.1, 0.001), step_s=1.0)
     shown = {"loss": 0.1, "train_loss": 2.9}

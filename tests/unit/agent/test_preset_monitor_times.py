@@ -55,7 +55,7 @@ def test_before_it_has_reported_twice_it_has_two_hours(training: Training) -> No
 
 
 def test_a_script_may_report_once_an_hour(training: Training) -> None:
-    """Of each epoch, say: the first one was told as a training that stands still."""
+    """A script that reports only once an epoch, every hour, is never told as stuck; the first epoch was."""
     for epoch in range(40):
         training.report(epoch, {"loss": 1.0 / (epoch + 1)})
         training.stand_still(HOUR_S * (1.05 + 0.1 * (epoch % 3)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from baton.contract.fleets.fleet import MachineMeasurements
 from gpu_client.agent.app import program
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from tests.kits.network.http_server import HttpServer, QuietHandler
@@ -128,12 +129,17 @@ class Fleet(QuietHandler):
 
 @pytest.fixture
 def fleet(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Fleet]]:
-    """The machine's environment: the address and the token, nothing else."""
+    """The machine's environment: the address, the token, and the name of the container."""
     made = type("FleetOfTest", (Fleet,), {"calls": [], "bodies": []})
     with HttpServer(made) as server:
         monkeypatch.delenv("BATON_API_KEY")
         monkeypatch.setenv("BATON_API_URL", server.url)
         monkeypatch.setenv("BATON_ENROLMENT_TOKEN", TOKEN)
+        monkeypatch.setenv("CONTAINER_ID", "4711")
+        # test_preflight.py measures; here a measurement would only take time.
+        monkeypatch.setattr(
+            program, "measure_machine", lambda *_: MachineMeasurements(disk_write_mb_s=850, download_mbit_s=412)
+        )
         yield made
 
 
@@ -143,7 +149,8 @@ def test_a_rented_machine_enrols_works_with_its_key_and_leaves_when_told(
     with caplog.at_level(logging.DEBUG):
         assert program.main() == 0
     assert fleet.calls[0] == ("/machines/enroll", TOKEN)
-    assert set(fleet.bodies[0]) == {"gpu_model", "gpus", "vram_gib", "disk_gib", "nonce"}
+    assert set(fleet.bodies[0]) == {"gpu_model", "gpus", "vram_gib", "disk_gib", "nonce", "measured", "instance"}
+    assert fleet.bodies[0]["instance"] == "4711"
     assert ("/machines/heartbeat", KEY) in fleet.calls
     assert {path for path, key in fleet.calls if key == TOKEN} == {"/machines/enroll"}
     assert "the fleet takes this machine back: enough" in caplog.text

@@ -91,7 +91,7 @@ def test_inputs_are_no_place_to_write(tmp_path: Path) -> None:
 
 
 def test_what_other_jobs_have_shared_may_be_added_to(tmp_path: Path) -> None:
-    """Else a job that extends it in place would fail as soon as there is something to extend."""
+    """A job may extend a shared file in place, and may not change any other input."""
     (tmp_path / SHARED_DIR).mkdir(parents=True)
     for name in ("words.bin", f"{SHARED_DIR}/words.bin"):
         (tmp_path / name).write_text("few")

@@ -13,12 +13,11 @@ from fakes.salad.api import RTX_4090, FakeSalad
 from fakes.salad.imds import FakeImds
 from fakes.salad.signing_key import WorkloadKey
 from gpu_client.agent.app import program, salad_container
-from gpu_client.agent.app.enrolment import enroll
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownRequest
 from gpu_client.transport.errors import Unreachable
 from tests.kits.clock import Clock
-from tests.unit.agent.test_enrolment import ANSWER, Api
+from tests.unit.agent.test_enrolment import ANSWER, Api, enroll
 
 NAME = "dep10000-nights-1"
 TOKEN = "baton_enrolid_verysecret"

@@ -61,6 +61,8 @@ def test_every_variable_of_the_table_reaches_its_field(monkeypatch: pytest.Monke
         "BATON_STABLE_S": ("4.5", 4.5),
         "BATON_SHUTDOWN_GRACE_S": ("25", 25.0),
         "BATON_SPOT_NOTICES": ("ec2", "ec2"),
+        "BATON_ELASTIC_PORT": ("47100", 47100),
+        "BATON_ELASTIC_ADDRESSES": ("203.0.113.7:40112, trainer.example", "203.0.113.7:40112, trainer.example"),
         "BATON_STARTUP_GRACE_S": ("0", 0.0),
         "BATON_HEALTH_FILE": (str(tmp_path / "health"), tmp_path / "health"),
         "BATON_STATS_FILE": (str(tmp_path / "stats"), tmp_path / "stats"),
@@ -186,7 +188,9 @@ def test_the_gpu_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
     def run(command: list[str], **_: object) -> SimpleNamespace:
         asked.append(command)
-        return SimpleNamespace(stdout="NVIDIA GeForce RTX 4090, 24564\nNVIDIA GeForce RTX 3090, 24268\n")
+        return SimpleNamespace(
+            stdout="NVIDIA GeForce RTX 4090, 24564, 570.86.15\nNVIDIA GeForce RTX 3090, 24268, 570.86.15\n"
+        )
 
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
@@ -194,6 +198,7 @@ def test_the_gpu_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     for _ in range(3):
         query = settings.work_query()
     assert (query.gpus, query.gpu_model, query.vram_gib) == (2, "NVIDIA GeForce RTX 4090", 23.7)
+    assert module.nvidia_driver() == "570.86.15"
     assert len(asked) == 1
 
 
@@ -207,4 +212,4 @@ def test_a_broken_driver_is_no_gpu(
     monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
     monkeypatch.setattr(subprocess, "run", run)
     query = read(monkeypatch, BATON_WORKSPACE=str(tmp_path)).work_query()
-    assert (query.gpus, query.gpu_model, query.vram_gib) == (0, None, None)
+    assert (query.gpus, query.gpu_model, query.vram_gib, module.nvidia_driver()) == (0, None, None, None)

@@ -101,7 +101,7 @@ def test_steps_run_in_order_and_the_job_is_complete_with_what_all_of_them_left(s
 
 
 def test_a_step_with_the_largest_number_that_there_is_is_none_larger_in_the_job(stage: Stage) -> None:
-    """In a later step of a recipe it could not be said to the control plane: an error of ours ended the attempt."""
+    """The largest step number stays the largest in a recipe's later step; a sum above it ended the attempt."""
 
     def second(trainer: Trainer, looks: int) -> None:
         if looks > 3:

@@ -63,8 +63,9 @@ class Channel:
         self.asked.append("checkpoint")
         return self._connected
 
-    def request_stop(self, reason: StopReason, checkpoint: bool) -> int:
+    def request_stop(self, reason: StopReason, checkpoint: bool, grace_s: float | None = None) -> int:
         self.asked.append((reason, checkpoint))
+        self.grace_s = grace_s
         if self._connected:
             self._trainer.status = CLEAN
         return self._connected
@@ -105,6 +106,7 @@ def test_there_is_time_for_a_last_checkpoint() -> None:
     scene.stop.announce("spot notice", 119)
     assert scene.run.run().status is CLEAN
     assert scene.channel.asked == [("release", True)]
+    assert scene.channel.grace_s == 30
     assert (scene.run.asked_to_leave, scene.run.last_checkpoint_skipped) == (True, "")
 
 

@@ -1,4 +1,4 @@
-"""What the hours after a firing are called, and what cannot be tried."""
+"""Test the judgment of the hours after a firing, and the rules that a back-test cannot try."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_rows_are_steps_and_logs_and_evaluations_if_they_tell_of_one() -> None:
 
 
 def test_an_evaluation_with_the_step_of_the_row_before_is_nothing_else() -> None:
-    """As a Trainer logs it: no second step, and no second log of that step."""
+    """An evaluation that a Trainer logs with the step of the row before is no second step and no second log."""
     builder = Builder("run")
     for step, metrics in ((1, {"loss": 2.0}), (2, {"loss": 2.0}), (2, {"eval.loss": 1.0}), (3, {"eval.loss": 1.0})):
         builder.add(step, None, metrics)
@@ -205,7 +205,7 @@ def test_the_goal_of_a_run() -> None:
 
 
 def test_a_metric_of_evaluations_that_is_not_there_makes_no_evaluation() -> None:
-    """As tables are written in lines of JSON: null in each row without one."""
+    """A null in a row of JSON lines is no evaluation: such tables have every column in every row."""
     builder = Builder("run")
     for step, value in ((1, None), (2, 1.0), (2, None)):
         builder.add(step, None, {"loss": 2.0, "eval.loss": value})

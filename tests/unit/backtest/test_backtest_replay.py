@@ -68,7 +68,7 @@ ROW = st.tuples(
 
 
 def rule_set(*rules: dict[str, Any]) -> RuleSet:
-    """Of these rules, those that the language accepts."""
+    """Return the rules that the language accepts, as a rule set."""
     metrics = {"flag": {"kind": "bool"}}
     named = [{"name": f"rule-{number}", "do": "save", **rule} for number, rule in enumerate(rules)]
     sound = [one for one in named if load_values({"rules": [one], "metrics": metrics}).rules is not None]
@@ -122,7 +122,7 @@ def verdicts_of_one_evaluator(rules: RuleSet, stream: list[Row], *, timed: bool)
 
 
 def same_operands(left: Any, right: Any) -> bool:
-    """As equality has it, but NaN is equal to NaN and True is no 1."""
+    """Return whether two operands are equal; NaN equals NaN, and True is not 1."""
     return repr(left) == repr(right)
 
 

@@ -1,4 +1,4 @@
-"""What the bench makes of its rounds."""
+"""Test the bench's figures and reports from given rounds."""
 
 from __future__ import annotations
 
@@ -168,3 +168,9 @@ def test_dreambooth_is_judged_by_steps_per_second_and_by_peak_memory() -> None:
 def test_what_caches_save_is_only_told() -> None:
     figures = dreambooth.savings({"cached": [run(6.0)], "encoded anew": [run(8.0)]}, 100)
     assert [(list(figure.rounds), figure.ratios, figure.met) for figure in figures] == [([60.0], [0.75], None)] * 2
+
+
+def test_a_tail_is_judged_by_its_95th_percentile() -> None:
+    figure = Figure(name="f", unit="s", rounds=[9.0, *[1.0] * 18, 2.0], at_most=2.0, p95=True)
+    assert figure.judged == 2.0
+    assert figure.as_dict()["target"]["statistic"] == "p95"

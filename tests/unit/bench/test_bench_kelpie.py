@@ -1,4 +1,4 @@
-"""How the mirror's packages get to where they are used."""
+"""Test the installation of the mirror's npm packages."""
 
 from __future__ import annotations
 

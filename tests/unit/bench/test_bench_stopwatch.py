@@ -1,4 +1,4 @@
-"""What the stopwatch notes of a process, and what reaches the processes that are measured."""
+"""Test the bench's measures of a process, and the environment of the measured processes."""
 
 from __future__ import annotations
 

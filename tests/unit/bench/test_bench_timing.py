@@ -1,4 +1,4 @@
-"""What the checkpoint bench counts as an action's CPU time."""
+"""Test the CPU time that the checkpoint bench counts for an action."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ class FakeCloud:
         """Digests for which no URL is given."""
         self.zips: dict[int, str] = {}
 
-    # What the agent calls
+    # Calls of the agent
 
     def commit(self, lease_token: str, manifest: Manifest) -> CommitAnswer:
         self._called("commit", lease_token)
@@ -103,7 +103,7 @@ class FakeCloud:
             ]
         return ArtifactsAnswer(missing=missing, pending=pending)
 
-    # What tests look at and meddle with
+    # Reads and changes by tests
 
     @staticmethod
     def pack_path(digest: str) -> str:
@@ -117,11 +117,11 @@ class FakeCloud:
         return next(manifest for manifest in self.committed if manifest.step == step)
 
     def packs(self, step: int) -> list[str]:
-        """Where the packs of a checkpoint lie in the store."""
+        """Return the store's paths of a checkpoint's packs."""
         return [self.pack_path(pack.blake3) for pack in self.manifest(step).packs]
 
     def blob_of(self, step: int, path: str) -> str:
-        """Where the pack that a file of a checkpoint begins in lies in the store."""
+        """Return the store's path of the pack with a file's first chunk."""
         manifest = self.manifest(step)
         file = next(file for file in manifest.files if file.path == path)
         pack = manifest.chunks[file.chunks[0]].pack

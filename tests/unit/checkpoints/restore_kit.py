@@ -16,7 +16,7 @@ def contents(step: int) -> dict[str, bytes]:
 
 
 def made(step: int) -> Maker:
-    """What is new in one pack, in three chunks; what never changes in another."""
+    """Make a checkpoint: a new file in one pack, as three chunks; a file that never changes in another pack."""
     maker = Maker(step=step)
     found = contents(step)
     model = found["model.bin"]

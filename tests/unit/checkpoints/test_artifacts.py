@@ -143,7 +143,7 @@ def test_a_file_that_vanishes(cloud: FakeCloud, transfer: Transfer, output: Path
 def test_an_output_too_large_for_any_store_is_the_jobs_failure_and_is_not_hashed_first(
     output: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It was an error in the agent, blamed on the machine: the job was trained again on one machine after another."""
+    """An output too large for any store fails the job; as a node fault it went from machine to machine."""
     with (output / "huge").open("wb") as file:
         file.truncate(MAX_PARTED_BYTES + 1)  # sparse
     monkeypatch.setattr(artifacts, "hash_files", lambda *_, **__: pytest.fail("hashed"))

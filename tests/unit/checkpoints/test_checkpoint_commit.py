@@ -336,7 +336,7 @@ def test_progress_is_the_bytes_that_moved(
 
 
 def _pack(data: bytes) -> str:
-    """Where the pack lies that holds this one chunk."""
+    """Return the store's path of the pack that holds this one chunk."""
     return "/packs/" + name_pack([blake3(data).digest()])
 
 

@@ -237,7 +237,7 @@ def test_many_packs_are_asked_for_in_pieces(
 
 
 def test_what_a_worker_commits_comes_back(cloud: FakeCloud, transfer: Transfer, output: Path, tmp_path: Path) -> None:
-    """Both sides of the format together."""
+    """A restore returns the files that the product's own commit stored."""
     for step in (100, 200):
         place = write_files(tmp_path / "made" / str(step), contents(step))
         commit_checkpoint(cloud, transfer, cloud.item(epoch=1), place, step)

@@ -70,7 +70,7 @@ class Scene:
         return sorted(path.name for path in place.iterdir()) if place.exists() else []
 
     def again(self) -> LocalChunkCache:
-        """As another agent finds it."""
+        """Open the cache as another agent does."""
         return LocalChunkCache(self.root, JOB_ID)
 
 
@@ -151,7 +151,7 @@ def test_another_agent_finds_it_again(scene: Scene) -> None:
 
 
 def test_after_a_restore_only_what_was_restored_is_left(scene: Scene) -> None:
-    """What is newer was rolled back or damaged; what is older is nobody's base any more."""
+    """A restore removes the other checkpoints from the cache: newer ones are void, older ones are no base any more."""
     scene.restore(10)
     scene.commit(20)
     scene.store = scene.again()
@@ -361,7 +361,7 @@ def denied(path: Path) -> None:
 
 
 class TestExcess:
-    """All jobs' stores together."""
+    """The caches of all jobs on a machine share the disk, and the oldest go first."""
 
     def fill(self, root: Path, *jobs: str) -> None:
         for age, job in enumerate(jobs):
@@ -410,7 +410,7 @@ class TestExcess:
         name: str,
         happens: Callable[[Path], None],
     ) -> None:
-        """Its size is unknown; the trimming of the other caches goes on."""
+        """A cache directory whose size is unknown counts nothing, and the trimming of the others goes on."""
         self.fill(tmp_path, "a", "b", "c")
         disk(2 * 40_960)
         assert [path.name for path in find_excess_caches(tmp_path)] == ["a", "b"]
@@ -430,7 +430,7 @@ class TestExcess:
 
 
 def test_the_checkpoint_that_has_the_bases_of_the_newest_one_is_kept(scene: Scene) -> None:
-    """Otherwise every second checkpoint would have to be stored whole."""
+    """The cache keeps the checkpoint with the newest one's bases, so that the next checkpoint can be a delta too."""
 
     def commit(step: int, base: bytes | None) -> None:
         maker = Maker(step=step, epoch=2)

@@ -265,7 +265,7 @@ def test_a_file_of_very_many_small_tensors_is_cut_more_coarsely(
 
 
 def test_a_file_that_is_shorter_than_said_is_still_covered(tmp_path: Path) -> None:
-    """It is being changed; whoever reads the spans will notice."""
+    """Spans cover the stated size of a file that has become shorter; the reader of the spans reports the change."""
     path = safetensors(tmp_path / "m", [("a", "F32", 300 * KIB)])
     size_bytes = path.stat().st_size
     os.truncate(path, size_bytes // 2)

@@ -50,7 +50,7 @@ class Site:
         self.assembly.deliver(found, memoryview(self.data(found) if data is None else data))
 
     def stream(self, found: PackRange, data: bytes | None = None, *, piece_bytes: int) -> None:
-        """In pieces, if it can be, which do not last; else as a whole."""
+        """Bring a range in pieces whose memory is overwritten afterwards, or whole if the range cannot stream."""
         if not can_stream(found, self.manifest.chunks):
             self.bring(found, data)
             return
@@ -118,7 +118,7 @@ def makers(draw: st.DrawFn) -> Maker:
 
 
 PIECES = st.none() | st.integers(1, 1200)
-"""How many bytes come at a time; None: all of a range."""
+"""Number of bytes that come at a time; None: a whole range."""
 
 
 @settings(deadline=None, max_examples=60)
@@ -145,7 +145,7 @@ def test_chunks_in_any_order_become_the_files(
 def test_altered_bytes_are_noticed_and_brought_again(
     maker: Maker, chance: random.Random, piece_bytes: int | None
 ) -> None:
-    """Each range arrives altered in one wanted byte at first."""
+    """The assembler notices one altered byte in any range, and the files are whole once the range comes again."""
     with pytest.MonkeyPatch.context() as patch, tempfile.TemporaryDirectory() as place:
         patch.setattr(restore_plan, "MAX_RANGE_BYTES", 100)
         patch.setattr(restore_plan, "MAX_GAP_BYTES", 10)
@@ -162,7 +162,7 @@ def test_altered_bytes_are_noticed_and_brought_again(
             except ChecksumMismatch:
                 bring(found)
         site.assembly.decode_waiting()
-        # Of a delta it may turn out only when its base is there.
+        # A damaged delta may be noticed only once its base is there.
         while ranges := plan_ranges(site.manifest, site.assembly.take_mismatched()):
             for found in ranges:
                 site.bring(found)
@@ -314,7 +314,7 @@ def test_a_path_that_escapes_is_refused_even_if_the_manifest_was_believed(tmp_pa
 
 
 class TestCopying:
-    """From what this machine has."""
+    """The assembler copies chunks from files of this machine, and checks their bytes."""
 
     def site(self, tmp_path: Path, raw: bytes = b"0123456789") -> tuple[Site, Path]:
         maker = Maker()

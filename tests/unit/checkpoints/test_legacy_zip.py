@@ -187,7 +187,7 @@ def test_an_offset_that_leads_nowhere_is_damage(archive: Path, out: Path) -> Non
 
 
 def test_a_bug_of_ours_is_not_taken_for_damage(archive: Path, out: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It would be reported as such, and a sound checkpoint given up."""
+    """An error in our own code passes through unchanged: reported as damage, it would cost a sound checkpoint."""
 
     def bug(*_: object, **__: object) -> Path:
         raise ValueError("a bug")
@@ -214,7 +214,7 @@ def test_an_entry_without_a_name_is_damage(tmp_path: Path) -> None:
 def test_whatever_is_damaged_is_said_in_one_way(
     tmp_path_factory: pytest.TempPathFactory, changes: list[tuple[int, int]], method: int
 ) -> None:
-    """Anything else that Python's zip reader raises would pass for a faulty machine."""
+    """Any damage of a ZIP raises BadZip: another exception would count as a node fault."""
     place = tmp_path_factory.mktemp("zip")
     write(place / "z", ("archive/ü", b"weights" * 50), ("b", b"b" * 100), method=method)
     packed = bytearray((place / "z").read_bytes())
@@ -312,7 +312,7 @@ def test_a_list_of_very_many_files_is_refused_before_they_are_objects(
 
 @pytest.mark.parametrize("name", [b"\xb0" * 978, b"\0" + b"\xb0" * 977, b"x" * 978])
 def test_the_largest_list_that_is_allowed_takes_little_memory(tmp_path: Path, name: bytes) -> None:
-    """In the worst case each letter of a name takes two bytes."""
+    """The largest permitted list takes little memory, even with names whose letters take two bytes each."""
     entry = LISTED.pack(b"PK\1\2", 20, 20, 0, 0, 0, 0, 0, 0, 0, len(name), 0, 0, 0, 0, 0, 0) + name
     (tmp_path / "large.zip").write_bytes(entry * 10_000 + _end(10_000, len(entry) * 10_000))
     tracemalloc.start()

@@ -86,7 +86,7 @@ def test_a_pack_that_is_too_small_is_not_cut_for_a_large_chunk(sizes: list[int])
 
 @pytest.mark.parametrize("size_bytes", [256 * KIB, 2 * MIB, 8 * MIB])
 def test_jobs_with_the_same_frozen_base_write_mostly_equal_packs(size_bytes: int) -> None:
-    """One has other chunks before and between."""
+    """Jobs with the same frozen base share most pack bytes, although one has other chunks before and between."""
     base = [chunk(("base", index), size_bytes) for index in range(800 * MIB // size_bytes)]
     randomness = random.Random(5)
     other: list[Sized] = [chunk("new", 5 * MIB)]

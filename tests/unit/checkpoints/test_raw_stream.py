@@ -20,7 +20,7 @@ FIRST, SECOND = random.Random(1).randbytes(90), random.Random(2).randbytes(60)
 
 
 def two_chunks(tmp_path: Path, cancel: threading.Event | None = None) -> tuple[Site, PackRange, RawStream]:
-    """Two chunks with a gap between them in one range, the second one in two places."""
+    """Make a range of two chunks with a gap between them, the second one in two files."""
     maker = Maker()
     maker.file("f", [maker.chunk(FIRST), maker.chunk(SECOND, gap=5)])
     maker.file("g", [1])

@@ -29,14 +29,14 @@ def full_while(there: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestLocalStore:
-    """What this machine has is not fetched."""
+    """A restore fetches no bytes that the local cache has."""
 
     @pytest.fixture
     def store(self, tmp_path: Path) -> LocalChunkCache:
         return LocalChunkCache(tmp_path / "stores", JOB_ID)
 
     def keep(self, store: LocalChunkCache, maker: Maker, tmp_path: Path) -> Path:
-        """A worker has committed this one here."""
+        """Record the checkpoint as committed on this machine; return its directory."""
         store.record_committed(maker.manifest, write_files(tmp_path / "kept", maker.contents))
         found = store.newest()
         assert found is not None

@@ -115,7 +115,7 @@ def test_the_plan_covers_exactly_what_is_wanted(made: tuple[Manifest, set[int]])
     for index in wanted:
         chunk = manifest.chunks[index]
         mine = sorted((part.start, part.size_bytes, part.offset) for part, one in parts if part.chunk == index)
-        # Its parts are the stored bytes, one behind the other, each once.
+        # The chunk's parts are its stored bytes, one after the other, each once.
         assert [start for start, _, _ in mine] == [sum(size for _, size, _ in mine[:n]) for n in range(len(mine))]
         assert sum(size for _, size, _ in mine) == chunk.stored_bytes
         assert all(offset == chunk.offset + start for start, _, offset in mine)
@@ -228,7 +228,7 @@ def test_places_are_all_places() -> None:
 
 
 class TestReadingTheManifest:
-    """Only what was committed is believed."""
+    """A worker accepts only the manifest that was committed."""
 
     def maker(self) -> Maker:
         maker = Maker()

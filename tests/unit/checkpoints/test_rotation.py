@@ -212,7 +212,7 @@ class TestARunOfFewerFiles:
         assert (script.steps, script.scene.watcher.missed) == ([100], [50, 75])
 
     def test_one_that_was_seen_once_says_nothing_of_the_next(self, script: Script) -> None:
-        """Each lacks what was written behind its only look."""
+        """A checkpoint that the watcher saw once is not committed, and is no measure of the next."""
         script.accelerates(25, 50, 75)
         for step in (100, 125, 150, 175):
             shutil.rmtree(script.last or Path())
@@ -224,7 +224,7 @@ class TestARunOfFewerFiles:
         assert script.steps == [50, 75]
 
     def test_nor_does_the_first(self, script: Script) -> None:
-        """Its part was the measure of the next, which was taken as the same part."""
+        """A first checkpoint of which the watcher saw a part is no measure of the next one."""
         for step in (25, 50):
             if script.last:
                 shutil.rmtree(script.last)

@@ -73,7 +73,7 @@ def require_holes(path: Path) -> None:
 
 
 def test_five_gigabytes_of_nothing_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They took ten seconds of a core that the training wants."""
+    """A build reads no holes: five gigabytes of zeros took ten seconds of a core that the training needs."""
     data = random.Random("data").randbytes(10 * MIB)
     path = sparse(tmp_path / "c" / "memory.bin", 5 * 1024 * MIB, [(0, data), (3 * 1024 * MIB, data)])
     require_holes(path)
@@ -107,7 +107,7 @@ def test_the_manifest_is_that_of_reading(
     kind: str,
     shift: int,
 ) -> None:
-    """Whatever the layout, and on any file system: holes told of, not told of, or everything said to be data."""
+    """A sparse file has the manifest of a dense one, also where the file system reports no holes or calls all data."""
     place = tmp_path_factory.mktemp("holes")
     content = {
         "data": lambda size: random.Random(size).randbytes(size),
@@ -147,12 +147,12 @@ def test_the_manifest_is_that_of_reading(
 
 
 def all_is_data(_descriptor: int, offset: int, _how: int) -> int:
-    """What Linux answers for file systems that do not know."""
+    """Answer as Linux does for a file system that does not report holes."""
     return offset
 
 
 def cannot_be_asked(_descriptor: int, _offset: int, _how: int) -> int:
-    """What other systems answer."""
+    """Refuse as other operating systems do."""
     raise OSError(errno.EINVAL, "Invalid argument")
 
 

@@ -81,7 +81,7 @@ def test_a_git_lfs_pointer_is_whole(tmp_path: Path, name: str) -> None:
 def test_a_json_file_that_is_too_long_to_be_read_is_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    """It was cut off at the bound, and what was left was no JSON."""
+    """A JSON file above the size bound counts as whole; cut off at the bound, it was no JSON."""
     (tmp_path / name).write_text('{"weight_map": {"a": "elsewhere"}, "log_history": []}')
     monkeypatch.setattr(truncated_files, "MAX_JSON_BYTES", 20)
     assert find_missing_part(tmp_path, [name]) is None
@@ -181,7 +181,7 @@ class TestAFileThatStaysShort:
 
 
 def test_the_first_one_has_more_time(tmp_path: Path) -> None:
-    """It was committed as it stood after the first pause: which files belong to it is known only behind it."""
+    """The first checkpoint waits longer: which files belong to a checkpoint is known only from a finished one."""
     scene = Scene(tmp_path, resumed=False)
     scene.write("checkpoint-20", **{"model": "weights"})
     scene.poll()

@@ -13,7 +13,7 @@ import typer
 from baton.contract.fleets.providers import reveal
 from baton.contract.names import ProviderName
 from gpu_client.cli.core.errors import CliError
-from gpu_client.cli.fleet.account_document import find_provider, read_account
+from gpu_client.cli.fleet.account_document import find_provider, is_registry, read_account, read_login
 
 KEY = "canary-5e1f0c2d9b7a4e3f"
 
@@ -116,3 +116,60 @@ def test_an_invalid_answer_at_a_terminal_is_not_repeated(monkeypatch: pytest.Mon
 def test_an_unknown_provider_is_refused_with_the_known_ones() -> None:
     with pytest.raises(CliError, match="vast, salad, runpod, ec2, ssh"):
         find_provider("loopback")
+
+
+def test_a_login_comes_from_a_document_beside_accounts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    text = f"vast: {{api_key: x}}\nregistries:\n  ghcr.io: {{username: acme, password: {KEY}}}\n"
+    file = tmp_path / "accounts.yaml"
+    file.write_text(text)
+    assert reveal(read_login("ghcr.io", file)) == {"username": "acme", "password": KEY}
+    assert reveal(read_account("vast", file)) == {"api_key": "x", "address": "https://console.vast.ai"}
+    piped(monkeypatch, text)
+    assert reveal(read_login("ghcr.io", None))["password"] == KEY
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "no login at ghcr.io. Write 'registries: {ghcr.io: {username: ..., password: ...}}'."),
+        (KEY, "no login at ghcr.io"),
+        (f"registries: {{docker.io: {{username: a, password: {KEY}}}}}", "no login at ghcr.io"),
+        (f"registries: {{ghcr.io: {{password: {KEY}}}}}", "username: is missing"),
+        (f"registries: {{ghcr.io: {{username: a, token: {KEY}}}}}", "token: is not a field"),
+        (f"registries: {{ghcr.io: {{username: a, password: [{KEY}]}}}}", "password"),
+    ],
+)
+def test_a_fault_of_a_login_names_its_place_and_no_value(monkeypatch: pytest.MonkeyPatch, text: str, part: str) -> None:
+    piped(monkeypatch, text)
+    with pytest.raises(CliError) as raised:
+        read_login("ghcr.io", None)
+    said = "\n".join([str(raised.value), *raised.value.problems])
+    assert part in said and KEY not in said and raised.value.__cause__ is None
+
+
+def test_a_terminal_is_asked_for_a_login(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, bool]] = []
+
+    def answer(label: str, *, hide_input: bool = False, err: bool) -> str:
+        asked.append((label, hide_input))
+        return KEY if hide_input else "acme"
+
+    monkeypatch.setattr(sys, "stdin", Terminal())
+    monkeypatch.setattr(typer, "prompt", answer)
+    assert reveal(read_login("ghcr.io", None)) == {"username": "acme", "password": KEY}
+    assert asked == [("ghcr.io username", False), ("ghcr.io password or token", True)]
+
+
+@pytest.mark.parametrize(
+    ("name", "registry"),
+    [
+        ("ghcr.io", True),
+        ("localhost:5000", True),
+        ("localhost", True),
+        ("vast", False),
+        ("run-pod", False),
+        ("a b.c", False),
+    ],
+)
+def test_a_registry_is_told_from_a_provider_by_its_name(name: str, registry: bool) -> None:
+    assert is_registry(name) is registry

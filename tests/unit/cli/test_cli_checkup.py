@@ -46,7 +46,7 @@ def test_versions(ours: str, theirs: str, status: CheckStatus) -> None:
 
 
 def test_scopes() -> None:
-    assert judge_scopes(frozenset(Scope)).finding == "valid; scopes: submit, worker, admin, ring, enroll"
+    assert judge_scopes(frozenset(Scope)).finding == "valid; scopes: submit, worker, admin, ring, enroll, view"
     assert judge_scopes(frozenset({Scope.WORKER})).status is CheckStatus.WARN
     assert judge_scopes(frozenset()).status is CheckStatus.FAIL
 

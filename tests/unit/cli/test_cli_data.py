@@ -27,7 +27,7 @@ def etag(path: Path, parts: int) -> str:
 
 @pytest.fixture
 def files(tmp_path: Path) -> dict[str, Path]:
-    """One file, `set/hello.txt`."""
+    """Return one local file, `set/hello.txt`."""
     (tmp_path / "hello.txt").write_bytes(b"hello")
     return list_local_files(tmp_path, "set")
 
@@ -52,7 +52,7 @@ def test_only_what_is_new_is_sent(files: dict[str, Path], there: dict[str, Objec
 
 
 def test_what_is_stored_beside_the_files_of_a_push(files: dict[str, Path]) -> None:
-    """Neither manifests nor what rings store: `--delete` deletes all of them."""
+    """Manifests and objects of rings are no extra files: `--delete` deletes every extra file."""
     keys = ("set/hello.txt", "set/old.txt", "set/.baton/dataset.json", "set/in/.baton/dataset.json", "rings/a/0f/1")
     there = {key: view for name in keys for key, view in stored(name, 5, HELLO_MD5).items()}
     assert list_extra(files, there) == ["set/old.txt"]

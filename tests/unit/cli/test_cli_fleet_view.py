@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from baton.contract.fleets.fleet import FleetSpec, FleetView, MachineView
+from baton.contract.fleets.fleet import FleetSpec, FleetView, MachineMeasurements, MachineView
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.core.output import CommandOutput, build_table
 from gpu_client.cli.fleet.document import dump_fleet, read_fleet
@@ -152,7 +152,9 @@ def test_a_fleet_ends_with_its_last_machine() -> None:
 
 
 def test_a_fleet_in_full(capsys: pytest.CaptureFixture[str]) -> None:
-    fleet = a_fleet(a_machine(job_id=ID), a_machine("draining", reason="the budget is spent"), waits="no offer fits")
+    measured = MachineMeasurements(driver="580.65.06", disk_write_mb_s=850.2, download_mbit_s=412)
+    working = a_machine(job_id=ID, measured=measured)
+    fleet = a_fleet(working, a_machine("draining", reason="the budget is spent"), waits="no offer fits")
     CommandOutput().print(render(fleet))
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "fleet nights"
@@ -161,10 +163,10 @@ def test_a_fleet_in_full(capsys: pytest.CaptureFixture[str]) -> None:
     assert "waits no offer fits" in lines
     at = lines.index("budget period USD spent reserved left")
     assert lines[at + 1 : at + 3] == ["in total 20.00 1.25 0.80 17.95", "a day 2026-09-21 5.00 1.25 0.80 2.95"]
-    at = lines.index("machine state for GPU USD/h spent job reason")
+    at = lines.index("machine state for GPU driver write MB/s down Mbit/s USD/h spent job reason")
     machine = "a1b2c3d4-nights-9f8e7d6c5b4a"
     assert lines[at + 1 :] == [
-        f"{machine} busy 2 min RTX 4090 0.40 0.31 {ID[:8]}",
+        f"{machine} busy 2 min RTX 4090 580.65.06 850 412 0.40 0.31 {ID[:8]}",
         f"{machine} draining 2 min RTX 4090 0.40 0.31 the budget is spent",
     ]
 

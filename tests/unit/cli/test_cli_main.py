@@ -20,13 +20,14 @@ from gpu_client.cli.jobs import show as show_module
 from gpu_client.cli.main import app, main
 
 GROUPS = {
-    "data": ["push", "ls"],
+    "data": ["push", "ls", "prefetch"],
     "fleet": ["apply", "plan", "ls", "show", "watch", "stop", "receipts", "events"],
     "keys": ["create", "list", "revoke", "rotate"],
     "recipes": ["lint", "push", "list", "show", "docs", "run"],
     "rules": ["check", "import", "test", "set", "show", "history", "backtest", "presets"],
     "ring": ["make", "status", "watch", "verify", "publish", "record"],
     "webhooks": ["create", "list", "delete", "deliveries", "replay"],
+    "world": ["show", "plan"],
 }
 NEEDS_ID = [
     "show",
@@ -41,9 +42,10 @@ NEEDS_ID = [
     "resume",
     "retry",
     "tell",
+    "share",
 ]
 COMMANDS = [
-    *([name] for name in ["login", "submit", "jobs", "fetch", "local", "doctor", "offers", *NEEDS_ID]),
+    *([name] for name in ["login", "console", "submit", "jobs", "fetch", "local", "doctor", "offers", *NEEDS_ID]),
     *([group, name] for group, names in GROUPS.items() for name in names),
 ]
 
@@ -77,6 +79,7 @@ def test_every_command_has_help_and_json(
         ["jobs", "--limit", "0"],
         ["jobs", "--limit", "many"],
         ["jobs", "--status", "asleep"],
+        ["console"],
         ["keys", "create", "x"],
         ["submit"],
         ["data", "push", "/", "a", "b"],

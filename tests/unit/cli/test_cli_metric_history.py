@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
 from baton.contract.worker.output import MetricPoint
-from gpu_client.cli.insight.metric_history import MetricHistory, goal_of, join_attempts, summarize_metrics
+from gpu_client.cli.insight.metric_history import (
+    MetricHistory,
+    goal_of,
+    join_attempts,
+    merge_nodes,
+    summarize_metrics,
+)
 
 
 def points(epoch: int, steps: Iterable[int], **metrics: float) -> list[MetricPoint]:
@@ -40,7 +47,7 @@ def test_what_lies_behind_the_step_that_the_next_attempt_resumed_from_is_void(kn
 
 
 def test_a_sparse_attempt_does_not_keep_what_it_went_back_behind() -> None:
-    """It resumed at 4 and first reports 8: steps 5 to 7 of the first attempt are not what it saw."""
+    """An attempt that resumed at 4 and first reports 8 voids the steps 5 to 7 of the attempt before."""
     history = join_attempts([*points(1, range(1, 8)), *points(2, (8, 12))], {1: None, 2: 4})
     assert seen(history) == [(1, 1), (1, 2), (1, 3), (1, 4), (2, 8), (2, 12)]
 
@@ -132,3 +139,38 @@ def test_which_values_are_better(name: str, goal: str | None) -> None:
 def test_the_loss_comes_first() -> None:
     told = points(1, [1], lr=1.0, **{"train/f1": 1.0, "eval.accuracy": 1.0, "eval.loss": 1.0, "loss": 1.0})
     assert join_attempts(told).names() == ["loss", "eval.loss", "eval.accuracy", "lr", "train/f1"]
+
+
+def node(seat: int, at: float, rounds: dict[int, dict[str, Any]]) -> MetricHistory:
+    found = [
+        MetricPoint(epoch=1 + seat, step=step, at=at + step, seat=seat, metrics=metrics)
+        for step, metrics in rounds.items()
+    ]
+    return join_attempts(found)
+
+
+def test_nodes_are_merged_to_the_loss_of_the_world() -> None:
+    nodes = [
+        node(0, 0, {1: {"loss": 9.0, "world.loss": 3.0, "world.nodes": 2, "lr": 0.1, "gpu.temp": 60.0}}),
+        node(
+            1, 0, {1: {"loss": 1.0, "world.loss": 3.0, "world.nodes": 2, "lr": 0.3, "gpu.temp": 70.0}, 2: {"loss": 2.0}}
+        ),
+    ]
+    merged = merge_nodes(nodes)
+    assert [(one.epoch, one.step, one.seat) for one in merged.kept] == [(1, 1, None), (1, 2, None)]
+    first = {"loss": 3.0, "world.loss": 3.0, "world.nodes": 2.0, "lr": pytest.approx(0.2), "gpu.temp": 70.0}
+    assert [one.metrics for one in merged.kept] == [first, {"loss": 2.0}]
+    assert merged.void == []
+
+
+def test_a_round_that_a_later_world_repeats_is_void() -> None:
+    gone = node(0, 0, {1: {"world.loss": 3.0}, 2: {"world.loss": 2.0}})
+    later = node(1, 100, {2: {"world.loss": 2.5, "loss": 7.0}})
+    merged = merge_nodes([gone, later])
+    assert [(one.step, one.metrics["loss"]) for one in merged.kept] == [(1, 3.0), (2, 2.5)]
+    assert void(merged) == [(1, 2)]
+
+
+def test_nan_at_one_node_is_nan_of_the_training() -> None:
+    (point,) = merge_nodes([node(0, 0, {1: {"loss": "nan"}}), node(1, 0, {1: {"loss": 1.0}})]).kept
+    assert point.metrics["loss"] == "nan"

@@ -72,10 +72,12 @@ def test_a_pipe_gets_whole_rows_without_blanks_at_their_ends(monkeypatch: pytest
     assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_nothing_is_no_table(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_no_table_and_no_line(monkeypatch: pytest.MonkeyPatch) -> None:
     piped = io.StringIO()
     monkeypatch.setattr(sys, "stdout", piped)
     CommandOutput().table(COLUMNS, [])
+    for pairs in ([], [("lost", "")]):
+        CommandOutput().fields(pairs)
     assert piped.getvalue() == ""
 
 

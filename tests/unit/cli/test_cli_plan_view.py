@@ -12,6 +12,7 @@ from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.plan import FleetPlan, OfferPage, OfferView
 from gpu_client.cli.core.formats import moment
 from gpu_client.cli.fleet.plan_view import offers_page, plan_page
+from gpu_client.cli.fleet.view import usd
 from tests.unit.cli.cli_kit import ID, NOW
 from tests.unit.cli.test_cli_fleet_view import SPEC
 
@@ -129,6 +130,12 @@ def test_offers_are_listed_with_the_parts_of_their_totals() -> None:
     assert lines[0] == "offers, with the expected USD" and "total  work  traffic  boot  lost" in lines[1]
     assert "and 3 more: --json lists all" in lines
     small = an_offer("b", rejected="39.6 GiB disk, disk_gib is 40")
+    assert lines[-1] != "" and "node" not in lines[-1]
+    nodes = OfferPage(offers=[an_offer("a", taken=1), an_offer("b", taken=2, usd_per_hour=0.3)])
+    total = usd(3 * nodes.offers[0].expected.total)
+    text = f"3 nodes on the first offers: 0.80 USD/h, {total} USD expected in total."
+    assert drawn(offers_page(nodes, 3), 120)[-1] == text
+    assert drawn(offers_page(nodes, 4), 120)[-1] == "3 of 4 nodes can be rented."
     assert "give --disk" in drawn(offers_page(OfferPage(offers=[small])), 80)[-1]
     assert not any("--disk" in line for line in drawn(offers_page(OfferPage(offers=[small, an_offer("a")])), 80))
     assert drawn(offers_page(OfferPage(offers=[])), 80) == [

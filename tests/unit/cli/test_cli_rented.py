@@ -7,14 +7,16 @@ from typing import Any
 import pytest
 
 from baton.contract.fleets.fleet import FleetView
-from baton.contract.fleets.job_machines import JobMachines
+from baton.contract.fleets.job_machines import FAILED_WAITING_JOBS, JobMachines
 from baton.contract.jobs.job import AttemptEnd, JobState
 from gpu_client.cli.jobs.explain import Explanation, JobFacts, explain
 from gpu_client.cli.jobs.rented import cost_usd, rent_lines, watch_text
 from tests.unit.cli.cli_kit import ID, NOW, a_job, an_attempt
 from tests.unit.cli.test_cli_fleet_view import SPEC, a_fleet, a_machine
-from tests.unit.cli.test_cli_plan_view import a_plan
+from tests.unit.cli.test_cli_plan_view import a_plan, an_offer
 
+TOKEN = "a1b2c3d4-nights-9f8e7d6c5b4a"
+FAILED = f"The machine {TOKEN} of fleet nights is free, but failed the job, which avoids it"
 MACHINE = "the machine a1b2c3d4-nights-9f8e7d6c5b4a of loopback (RTX 4090, 0.40 USD/h)"
 DOCUMENT = "baton fleet show nights --document > nights.yaml"
 POSITION = "The job has been claimable for 10 min, and no worker has claimed it. It is the first job of its queue."
@@ -34,7 +36,7 @@ def told(machines: JobMachines, state: JobState = JobState.PENDING, **more: Any)
     ("fleet", "sentence", "advice"),
     [
         (a_fleet(), "Fleet nights serves its queue; its controller looks for waiting jobs once a minute.", None),
-        (a_fleet(a_machine("booting")), f"Fleet nights rents: {MACHINE} boots since 2 min.", None),
+        (a_fleet(a_machine("booting")), f"Fleet nights rents: {MACHINE} boots (2 min so far).", None),
         (
             a_fleet(a_machine("ready")),
             "The machine a1b2c3d4-nights-9f8e7d6c5b4a of fleet nights is ready and asks for jobs.",
@@ -70,7 +72,7 @@ def told(machines: JobMachines, state: JobState = JobState.PENDING, **more: Any)
         (
             a_fleet(waits="vast: no account is stored; run 'baton fleet login vast'"),
             "Fleet nights rents no machine: vast: no account is stored; run 'baton fleet login vast'.",
-            None,
+            "To let fleet nights rent at vast, an admin of the tenant default runs: baton fleet login vast",
         ),
     ],
 )
@@ -81,6 +83,47 @@ def test_a_waiting_job_names_the_machine_that_comes_or_why_none_does(
     assert explanation.answer == f"{POSITION} {sentence}"
     # No worker is to be started by hand where a fleet serves the queue.
     assert explanation.advice[:1] == ([] if advice is None else [advice])
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "most", "sentence"),
+    [
+        (
+            *("ready", "", 1),
+            f"{FAILED}; the fleet rents another machine, and gives this one back first, once no other job waits for "
+            "it.",
+        ),
+        ("ready", "", 2, f"{FAILED}; the fleet rents another machine."),
+        (
+            *("terminating", FAILED_WAITING_JOBS, 1),
+            f"Fleet nights gives the machine {TOKEN} back, because {FAILED_WAITING_JOBS}, and rents another one.",
+        ),
+    ],
+)
+def test_a_job_that_avoids_the_only_machine_says_that_another_one_comes(
+    state: str, reason: str, most: int, sentence: str
+) -> None:
+    fleet = a_fleet(a_machine(state, reason=reason), spec={**SPEC, "max": most})
+    failed = an_attempt(1, AttemptEnd.FAILED, machine_id=TOKEN, ended_at=NOW - 60)
+    explanation = told(found(fleet), attempts=[failed], job={"epoch": 1})
+    assert f" {sentence} The next attempt begins" in explanation.answer
+    assert explanation.advice[0].startswith(f"These machines failed the job and cannot claim it yet: {TOKEN} (for ")
+
+
+@pytest.mark.parametrize(
+    ("waits", "providers"),
+    [
+        ("vast: provider_key_refused: GET /x was answered 401: Invalid user key", ["vast"]),
+        ("vast: no offers: provider_key_refused: GET /x was answered 401; salad: sells nothing now", ["vast"]),
+        ("salad: provider_permission_missing: 403 forbidden; vast: no account is stored; run it", ["salad", "vast"]),
+        ("vast: provider_credit_exhausted: add credit at cloud.vast.ai/billing", []),
+        ("vast: provider_unavailable: GET /x was answered 502; the next tick asks again", []),
+    ],
+)
+def test_a_missing_or_revoked_account_has_the_login_as_advice(waits: str, providers: list[str]) -> None:
+    fleet = a_fleet(waits=waits)
+    logins = [f"an admin of the tenant default runs: baton fleet login {one}" for one in providers]
+    assert [line.partition(", ")[2] for line in told(found(fleet)).advice] == logins
 
 
 def test_a_fleet_that_cannot_run_the_job_says_what_is_missing() -> None:
@@ -142,15 +185,51 @@ def test_a_job_that_rents_for_itself_costs_all_that_its_fleet_spent() -> None:
 
 
 def test_a_submitted_job_says_what_it_rents_or_why_nothing() -> None:
-    rented, lost = rent_lines(a_plan(silent=[]))
+    rented, lost = rent_lines(a_plan(silent=[]), a_fleet(spec={**SPEC, "max": 1}))
     assert rented == "The job rents a machine of vast (RTX 4090, 0.20 USD/h); the budget pays for 100.0 h."
     assert lost.startswith("When the budget ends, the work since the last checkpoint is lost")
     silent = [{"provider": "vast", "reason": "no account is stored; run 'baton fleet login vast'"}]
     none = a_plan(start=0, why="no provider has an offer", offers=[], paid_hours=None, silent=silent)
-    problem, account, _ = rent_lines(none)
+    problem, account, _ = rent_lines(none, a_fleet())
     assert problem.startswith("No machine can be rented now: no provider has an offer. The job waits; its budget must")
     assert account == "vast: no account is stored; run 'baton fleet login vast'"
-    assert len(list(rent_lines(none.model_copy(update={"alive": 1})))) == 2, "the controller was faster"
+    # The controller was faster: the machine of the job is no offer any more.
+    alive = none.model_copy(update={"alive": 1})
+    taken, _, _ = rent_lines(alive, a_fleet(a_machine("booting")))
+    assert taken == f"The job rents {MACHINE}; the budget pays for 50.0 h."
+    both = list(rent_lines(alive, a_fleet(a_machine("booting"), a_machine("planned"))))
+    assert [line.endswith("; the budget pays for 25.0 h.") for line in both[:2]] == [False, True]
+    free, _, _ = rent_lines(alive, a_fleet(a_machine("booting", usd_per_hour=0)))
+    assert free.endswith("(RTX 4090, 0.00 USD/h).")
+
+
+def test_a_training_without_enough_offers_says_how_many_nodes_can_be_rented() -> None:
+    waits = "1 of 4 nodes can be rented: only one offer fits"
+    explanation = told(found(a_fleet(waits=waits)), job={"nodes": {"min": 4, "max": 8}})
+    assert f"Fleet nights rents no machine: {waits}." in explanation.answer
+    assert explanation.advice[0] == (
+        f"To see why each offer does not fit: {DOCUMENT}, then: baton fleet plan nights.yaml"
+    )
+
+
+def test_a_training_says_which_slow_node_is_replaced_and_what_that_costs() -> None:
+    why = "a slow node is replaced: its node trains 30% of the median, the change costs about 0.03 USD"
+    machines = found(a_fleet(a_machine("draining", reason=why), job_id=ID, spent_usd=0.5), attempts=(1,), usd=0.4)
+    explanation = told(machines, JobState.RUNNING, job={"epoch": 1, "nodes": {"min": 1, "max": 2}})
+    assert f"{TOKEN} back: {why}. On rented machines the job has cost 0.50 USD so far" in explanation.answer
+
+
+def test_a_submitted_elastic_job_says_how_many_machines_it_rents() -> None:
+    fleet = a_fleet(spec={**SPEC, "max": 4})
+    offers = [an_offer("a", taken=1), an_offer("b", taken=2, usd_per_hour=0.3)]
+    rented, few, *_ = rent_lines(a_plan(start=3, why="only 3 offers fit", offers=offers, silent=[]), fleet)
+    assert rented == (
+        "The job rents 3 machines, the first one of vast (RTX 4090, 0.20 USD/h), for 0.80 USD/h together; "
+        "the budget pays for 25.0 h."
+    )
+    assert few == "The job may have 4 machines; now only 3 offers fit."
+    none, *_ = rent_lines(a_plan(start=0, why="1 of 4 nodes can be rented; only one offer fits", offers=[]), fleet)
+    assert none.startswith("No machine can be rented now: 1 of 4 nodes can be rented; only one offer fits. The job")
 
 
 @pytest.mark.parametrize(

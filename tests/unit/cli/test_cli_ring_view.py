@@ -5,9 +5,13 @@ from __future__ import annotations
 import io
 from dataclasses import replace
 
+import pytest
 from rich.console import Console
 
-from gpu_client.cli.ring.view import render_status, sparkline
+from gpu_client.cli.core.formats import sparkline
+from gpu_client.cli.core.output import CommandOutput
+from gpu_client.cli.ring.commands import show_status
+from gpu_client.cli.ring.view import render_status
 from gpu_client.ring.tools.status import RateTrend, ReaderRow, RingStatus, WriterRow
 
 EMPTY = RingStatus(0.0, 512, "rolling", 0, 0, 0, 0, 0, None, None, 0, 0, {})
@@ -55,6 +59,15 @@ def test_everything_that_matters_is_in_it() -> None:
         [],
     ]
     assert text_value[15].split() == ["train", "120.0", "3,480", "0", "0", "%"]
+
+
+def test_dead_and_silent_writers_are_in_no_sum_of_the_status(capsys: pytest.CaptureFixture[str]) -> None:
+    dead, silent, active = (WriterRow(name, name != "dead", 10, 0, 0, 0.0) for name in ("dead", "silent", "active"))
+    show_status(CommandOutput(), replace(at(1), writers=[dead, replace(silent, silent_s=9.0), active]), None)
+    out = capsys.readouterr().out
+    assert "1 active, which put 10; 2 inactive" in out
+    states = {name: rest for name, *rest in (line.split() for line in out.splitlines() if line)}
+    assert states["dead"][0] == "dead" and states["silent"][:4] == ["silent", "for", "9", "s"]
 
 
 def test_a_ring_in_which_nothing_is() -> None:

@@ -50,7 +50,7 @@ class Watched:
         self.rule_events = RuleEvents(session, client, as_json=False, refresh_s=POLL_INTERVAL_S)
 
     def poll(self) -> tuple[list[int], list[str]]:
-        """How many events were read, and what was said."""
+        """Poll once; return the number of events of each read, and the printed lines."""
         self.history.read.clear()
         self.said.clear()
         self.rule_events.poll("j", JobState.RUNNING)

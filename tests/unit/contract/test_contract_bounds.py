@@ -48,7 +48,15 @@ from tests.kits.api.factories import CRC64, JOB_ID, digest
 
 REQUEST_MODULES = (
     "admin.keys",
+    "admin.sessions",
+    "admin.shares",
     "checkpoints.calls",
+    "elastic.nodes",
+    "elastic.data",
+    "elastic.relay",
+    "elastic.world",
+    "fleets.registries",
+    "jobs.curves",
     "jobs.job",
     "jobs.policy",
     "objects.transfers",
@@ -57,7 +65,7 @@ REQUEST_MODULES = (
     "worker.calls",
 )
 EXEMPT = {
-    # As a whole, by size and depth: see the tests below.
+    # Bounded as a whole, by size and depth: see the tests below.
     ("JobSubmit", "parameters"),
     # Any finite number; how many is bounded.
     ("Manifest", "metrics"),
@@ -69,7 +77,7 @@ EXEMPT = {
 
 
 def request_models() -> list[type[WireModel]]:
-    """Every model of a request, with those that only lie within others."""
+    """Return every model of a request, with the nested ones."""
     return [
         member
         for name in REQUEST_MODULES

@@ -17,11 +17,19 @@ from baton.contract.worker.calls import HeartbeatAnswer
 
 MODULES = (
     "admin.keys",
+    "admin.sessions",
+    "admin.shares",
     "admin.webhooks",
     "checkpoints.calls",
     "checkpoints.manifest",
+    "elastic.nodes",
+    "elastic.data",
+    "elastic.relay",
+    "elastic.world",
     "errors",
     "fleets.fleet",
+    "fleets.registries",
+    "jobs.curves",
     "jobs.events",
     "jobs.history",
     "jobs.job",
@@ -37,7 +45,7 @@ JOB_ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
 
 
 def models() -> list[type[BaseModel]]:
-    """Every model of the contract."""
+    """Return every model of the contract."""
     found = []
     for name in MODULES:
         module = import_module(f"baton.contract.{name}")
@@ -74,7 +82,7 @@ def test_example_parses(model: type[BaseModel]) -> None:
 
 
 def requests() -> list[type[WireModel]]:
-    """All but one: a part of an upload may carry whatever S3 answered."""
+    """Return every request model but `UploadedPart`, which may carry any answer of S3."""
     return [model for model in models() if issubclass(model, WireModel) and model.__name__ != "UploadedPart"]
 
 

@@ -1,4 +1,4 @@
-"""How large files are cut: within the limits of S3, always alike, and nothing left out."""
+"""Test the cutting of large files into parts: within the limits of S3, always alike, nothing left out."""
 
 from __future__ import annotations
 

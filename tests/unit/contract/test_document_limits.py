@@ -25,7 +25,7 @@ def filled(head: str, unit: str, tail: str = "") -> str:
 
 @pytest.fixture
 def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often the YAML library composed a node and fetched a token."""
+    """Count the nodes that the YAML library composes and the tokens that it fetches."""
     calls: Counter[str] = Counter()
     compose, fetch = Composer.compose_node, Scanner.fetch_more_tokens
 

@@ -94,7 +94,7 @@ def recipes(draw: st.DrawFn) -> Recipe:
 @settings(max_examples=60, deadline=None)
 @given(recipes())
 def test_what_is_written_is_read_again_without_faults(recipe: Recipe) -> None:
-    """Whatever words are in it: `no`, `1e3`, `~`, dates, tabs, quotes, emojis."""
+    """A recipe is read as it was written, with any words in it: `no`, `1e3`, `~`, dates, tabs, quotes, emojis."""
     linted = lint(dump(recipe))
     unrelated = [fault for fault in linted.faults if "no step is left" not in fault.reason]
     assert unrelated == []
@@ -266,7 +266,7 @@ def test_a_fault_is_found_with_its_place_reason_and_remedy(old: str, new: str, f
 @given(st.randoms(use_true_random=False), st.integers(2, 4))
 def test_several_faults_are_found_at_once(chance: random.Random, count: int) -> None:
     text, injected = GOOD, []
-    # Those that leave the lines alone, and each in a place of its own.
+    # Only faults that keep the lines, each on a line of its own.
     for old, new, field, line in chance.sample(FAULTS, len(FAULTS)):
         if len(injected) == count:
             break

@@ -22,7 +22,7 @@ from gpu_client.training.dreambooth.errors import ConfigError
 
 RECIPES = ["dreambooth-lora-sdxl@2", "dreambooth-lora-sd@2"]
 FIRST_VERSIONS = ["dreambooth-lora-sdxl@1", "dreambooth-lora-sd@1"]
-"""With the learning rate of the original orchestrator."""
+"""First versions of the recipes, with the original orchestrator's learning rate."""
 NEEDED = {"instance_prompt": "a photo of sks dog"}
 NOT_THE_USERS = {"instance_data_dir", "class_data_dir", "cache_dir"}
 """Folders: the recipes' inputs set the first two, the worker sets the third."""

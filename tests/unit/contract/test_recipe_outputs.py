@@ -1,4 +1,4 @@
-"""What the Dreambooth recipes say that they leave is what their script leaves."""
+"""Test that the Dreambooth recipes declare exactly the outputs of their script."""
 
 from __future__ import annotations
 

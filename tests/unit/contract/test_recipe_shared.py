@@ -1,4 +1,4 @@
-"""What jobs leave for later ones: said by a recipe, found by a key."""
+"""Test shared outputs of recipes: a recipe declares them, later jobs find them by a key."""
 
 from __future__ import annotations
 

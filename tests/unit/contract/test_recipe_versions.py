@@ -17,7 +17,7 @@ DIGESTS = {
     "dreambooth-lora-sdxl@2": "86df3e8ab642d8324693a1daf6de1b12",
     "generator@1": "91185af2166c4eb90df2c62fc16bc001",
 }
-"""Of what each built-in recipe says; comments and line breaks are free."""
+"""Digest of the values of each built-in recipe; comments and line breaks may change."""
 
 
 def digest_of(recipe_id: str) -> str:

@@ -88,9 +88,11 @@ class Agent:
 class Setup:
     """A controller with its surroundings."""
 
-    def __init__(self, rules: str = "", *, peers: Any = None, agent: bool = True, **start: Any) -> None:
+    def __init__(
+        self, rules: str = "", *, peers: Any = None, agent: bool = True, elastic: bool = False, **start: Any
+    ) -> None:
         self.clock, self.loop, self.agent = Clock(), TrainingLoop(), Agent()
-        self.steering = Steering(self.loop, peers or Alone(), clock=self.clock)
+        self.steering = Steering(self.loop, peers or Alone(), clock=self.clock, elastic=elastic)
         if isinstance(peers, Rank):
             self.loop.voting = RankConsensus(peers, clock=lambda: 0.0)
             self.loop.voting.sharing = self.steering

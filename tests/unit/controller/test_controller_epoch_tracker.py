@@ -36,13 +36,13 @@ def told(setup: Setup) -> list[tuple[int, Any]]:
 @pytest.mark.parametrize(
     ("epochs", "ended"),
     [
-        # With a fraction: how many are done.
+        # Fractions: the number of epochs done.
         ([0.5, 1.0, 1.5, 2.0], [(2, 1.0), (4, 2.0)]),
         ([1.0, 2.0, 3.0], [(1, 1.0), (2, 2.0), (3, 3.0)]),
         ([0.4, 0.8, 1.2, 1.6], [(3, 1.2)]),
         ([5.3, 5.6, 6.0], [(3, 6.0)]),
         ([0.0, 0.5, 1.0], [(3, 1.0)]),
-        # Whole: which one it is.
+        # Whole numbers: the number of the current epoch.
         ([0, 0, 1, 1, 2, 2], [(2, 0.0), (4, 1.0), (6, 2.0)]),
         ([1, 1, 2, 2], [(2, 1.0), (4, 2.0)]),
         ([0, 1, 2], [(1, 0.0), (2, 1.0), (3, 2.0)]),
@@ -51,7 +51,7 @@ def told(setup: Setup) -> list[tuple[int, Any]]:
     ],
 )
 def test_the_end_of_each_pass_is_heard_at_its_last_step(epochs: list[Any], ended: list[tuple[int, Any]]) -> None:
-    """With one step in each the first was missed; whole numbers were heard a step late, and never of the last one."""
+    """The end of each epoch is reported at its last step, for fractional and whole epochs, also after a resume."""
     assert heard(epochs) == ended
     for killed_after in range(1, len(epochs)):
         assert heard(epochs, killed_after=killed_after) == ended

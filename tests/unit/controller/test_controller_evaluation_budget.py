@@ -57,7 +57,7 @@ def test_within_its_budget_nothing_is_left_out_and_nothing_said() -> None:
 
 @pytest.mark.parametrize("event", ["step", REPORT])
 def test_what_takes_three_times_as_long_is_checked_at_each_third_step_and_that_is_said(event: str) -> None:
-    """In a loop that reports numbers with each step no step was skipped, though an event reported skipping."""
+    """Rules above their budget are checked at every third step, whether steps or reports drive the loop."""
     scene = Scene()
     scene.cost_s = BUDGET_S * 2.6
     assert scene.run(JUDGED, event=event) == JUDGED
@@ -69,7 +69,7 @@ def test_what_takes_three_times_as_long_is_checked_at_each_third_step_and_that_i
 
 @pytest.mark.parametrize("reported_at", [4, 7])
 def test_what_a_loop_reports_seldom_is_looked_at_however_its_steps_fall(reported_at: int) -> None:
-    """Each 10 steps, from the fourth or the seventh on: few of them are multiples of 4, or none."""
+    """The engine evaluates each rare report, although few or none of their steps are multiples of 4."""
     scene = Scene()
     scene.cost_s = BUDGET_S * 3.5
     scene.run(JUDGED)

@@ -130,7 +130,7 @@ def test_loaders_that_measure_by_themselves_are_asked_and_counted_once() -> None
 
 
 class Method:
-    """Something else by that name."""
+    """A loader whose `waited_s` is a method instead of a number."""
 
     def waited_s(self) -> float:
         return 1.0
@@ -251,7 +251,7 @@ class Pynvml(SimpleNamespace):
 
 @pytest.fixture
 def probes(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[HardwareSampler]]:
-    """All that are made, sampling without a pause, and ended."""
+    """Yield the hardware samplers of a test, which sample without a pause; stop them at the end."""
     made: list[HardwareSampler] = []
 
     class Quick(HardwareSampler):

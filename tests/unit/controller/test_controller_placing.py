@@ -37,7 +37,7 @@ def run(engine: RuleEngine, losses: list[float], first: int = 1, event: str = "s
 
 
 def test_they_are_left_out_in_silence() -> None:
-    """They could never fire in a training, and each of them was told as `rule.unevaluable` after 200 steps."""
+    """A training ignores the control plane's rules; each was told as `rule.unevaluable` after 200 steps."""
     engine, told = engine_of(document(THEIRS[0], MINE, *THEIRS[1:]))
     assert [one["rule"] for one in engine.statuses()] == ["mine"]
     assert engine.reads == {"loss"}

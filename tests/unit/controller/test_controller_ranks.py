@@ -188,7 +188,7 @@ def turned(sizes: tuple[int, int], killed_after: int, *, checkpoints: bool = Tru
 
 @pytest.mark.parametrize("killed_after", range(1, 11))
 def test_killed_after_any_step_knobs_are_turned_after_the_same_steps(killed_after: int) -> None:
-    """Behind the vote that tells of an order comes one step: it was shared in the first vote of the next machine."""
+    """A kill after any step does not move the step at which knobs change: the next machine knows the voted orders."""
     expected = turned((2, 2), 11, checkpoints=False)
     assert expected == [1, 1, 1, 0.5, 0.25, 0.25, 0.125, 0.125, 0.125, 0.0625, 0.0625], "two steps behind the loss"
     for sizes in ((2, 2), (4, 2), (2, 3)):
@@ -205,7 +205,7 @@ def outcomes(setup: Setup) -> list[tuple[str, list[str]]]:
 
 
 def test_what_was_decided_at_the_last_steps_is_done_by_the_first_or_told() -> None:
-    """All do it two steps later: alerts and ends of the last two steps were dropped without a word."""
+    """Orders of the last two steps, which no later vote carries, are executed by the first rank or rejected."""
     do = '[{"alert": "high"}, {"set": {"knob": "lr", "factor": 0.5}}, {"stop": "failed"}]'
     setups = run_together(2, rule("r", "loss > 2", do), {0: [1.0, 1.0, 5.0]}, ends=0)
     assert outcomes(setups[0]) == [
@@ -269,7 +269,7 @@ def test_what_was_decided_beside_a_stop_is_done_or_told() -> None:
 
 
 def test_a_decision_names_the_process_whose_value_was_not_finite() -> None:
-    """With many of them it is one machine's memory, say: nobody learnt which."""
+    """A decision names the rank with the nonfinite value, for example the one with damaged memory."""
     inf = [1.0, 1.0, float("inf"), 1.0, 1.0]
     setups = run_together(4, rule("inf", "loss > 100", '{"alert": "x"}'), {0: [1.0] * 5, 2: inf})
     (fired,) = [one for one in setups[0].agent.of("decision") if one["decision"] == "rule.fired"]

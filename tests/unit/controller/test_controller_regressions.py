@@ -21,7 +21,7 @@ TAKEN = ("state", "args", "control", "action", "log_level", "event_name", "contr
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_a_metric_may_have_the_name_of_anything(name: str) -> None:
-    """They were `multiple values for keyword argument`, when the rule first fired."""
+    """A metric may have any name; some names raised `multiple values for keyword argument` at the first firing."""
     setup = Setup(rule("r", f"{name} > 1 and {name}.x > 1", json.dumps({"log": f"{{{name}}}"})))
     setup.report(1, **{name: 0.5, f"{name}/x": 2.0})
     setup.report(2, **{name: 1.5, f"{name}/x": 2.0})
@@ -54,7 +54,7 @@ def test_whatever_holds_one_number_is_one(kind: Callable[[float], object]) -> No
 
 @pytest.mark.parametrize("how", ["reports", "logs"])
 def test_a_rule_that_waits_for_a_log_is_checked_with_what_is_logged(how: str) -> None:
-    """Nothing ever was one: rules with `on: log`, those of every imported file among them, never fired."""
+    """A logged metric checks the rules with `on: log`, which once never fired."""
     setup = Setup(rule("r", "loss > 1", '{"log": "x"}', on="log", **{"for": "2 checks"}))
     for step in range(1, 6):
         if how == "reports":

@@ -178,7 +178,7 @@ def test_a_rule_that_fires_at_every_step_does_not_have_all_statuses_said_each_ti
 
 
 def test_two_hundred_rules_fit_into_a_message() -> None:
-    """They were more than a line may have, and nobody ever heard how they stood."""
+    """The statuses of 200 rules fit into one message; a longer line was dropped, with all statuses."""
     names = [f"rule-{number:03}-{'x' * 54}" for number in range(200)]
     when = " + ".join(f"coalesce(metric_{'y' * 30}_{part}, 0)" for part in range(3)) + " > 1"
     rules = [{"name": name, "when": when, "do": "save", "on": ["step"]} for name in names]

@@ -1,4 +1,4 @@
-"""What is found in folders of images: every fault that matters, told with its file, and nothing that is fine."""
+"""Test the check of image folders: every fault that matters is told with its file, and nothing else."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_copies_and_what_looks_the_same(folder: Path) -> None:
 
 
 def test_looks_are_compared_as_counting_bits_would(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is told of the first that it is like, in whatever portions they are compared."""
+    """Each image is reported as like the first similar one, in whatever portions images are compared."""
     monkeypatch.setattr(check_module, "_ROWS", 7)
     chance = np.random.default_rng(3)
     for number in range(0, 60, 3):

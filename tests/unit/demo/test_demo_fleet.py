@@ -91,7 +91,7 @@ def machine(name: str, spent_usd: float, provider: str = "vast") -> MachineView:
     receipt = {"quoted_usd_per_hour": 0.4, "observed_usd": spent_usd, "charged_usd": spent_usd - 0.02}
     return MachineView.model_validate(
         {
-            "id": name, "fleet": "demo", "state": "gone", "provider": provider, "usd_per_hour": 0.4, "since": at(60),
+            "id": name, "fleet": "demo", "state": "gone", "provider": provider, "usd_per_hour": 0.0, "since": at(60),
             "spent_usd": spent_usd, "reason": "no job for idle_timeout_s", "receipt": receipt,
         }
     )  # fmt: skip
@@ -141,6 +141,21 @@ def test_the_documents_of_the_demo_are_sound() -> None:
     assert job.parameters["steps"] == scenario.STEPS
     first, before_kill = job.parameters["checkpoint_every"], scenario.KILL_AT % job.parameters["checkpoint_every"]
     assert first < scenario.KILL_AT < scenario.STEPS - first and before_kill > 10, "some steps are repeated"
+
+
+def test_events_that_enter_no_state_are_told_and_not_drawn() -> None:
+    known = history()
+    before = known.machine_spans("m1"), known.states("m1")
+    reason = "vast charges 0.2 USD"
+    known.events += [
+        FleetEventView(at=at(12), type="machine.overdue", machine="m1", reason=reason),
+        FleetEventView(at=at(60), type="charge.differs", machine="m1", reason=reason),
+    ]
+    assert (known.machine_spans("m1"), known.states("m1")) == before
+    assert [describe(one, "machine 1") for one in known.events[-2:]] == [
+        f"machine 1 takes long: {reason}",
+        f"machine 1: {reason}",
+    ]
 
 
 def test_events_are_told_in_sentences() -> None:
@@ -323,6 +338,8 @@ def test_the_chart_shows_machines_and_money(tmp_path: Path) -> None:
     assert [text.get_text().splitlines()[0] for text in lanes.get_yticklabels()] == [
         "job", "machine 1", "machine 2", "machine 3",
     ]  # fmt: skip
+    # The last list of Salad names no price of a machine that has stopped; the receipt keeps the quoted one.
+    assert {text.get_text().rpartition(", ")[2] for text in lanes.get_yticklabels()[1:]} == {"0.40 USD/h"}
     budget = [line for line in money.lines if list(line.get_ydata()) == [2, 2]]  # type: ignore[arg-type]
     assert len(budget) == 1
     figure.savefig(tmp_path / "fleet.png")

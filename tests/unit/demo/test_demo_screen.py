@@ -1,4 +1,4 @@
-"""What the demo shows, with a terminal and without."""
+"""Test the demo's output, with a terminal and without."""
 
 from __future__ import annotations
 

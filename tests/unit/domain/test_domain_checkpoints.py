@@ -168,7 +168,7 @@ def test_resumable_are_the_sound_ones_of_the_history_newest_first() -> None:
 
 def test_keys_carry_what_keeps_attempts_apart() -> None:
     job, name = make_job(epoch=2, rev=9), digest("manifest")
-    assert object_keys.manifest_key(job, 100, name) == f"jobs/{JOB_ID}/manifests/100-2-{name}.json"
+    assert object_keys.manifest_key(job, 100, 2, name) == f"jobs/{JOB_ID}/manifests/100-2-{name}.json"
     assert object_keys.artifact_key(JOB_ID, 2, "a/b") == f"jobs/{JOB_ID}/artifacts/2/a/b"
     assert object_keys.pack_key("ff") == "packs/ff"
 
@@ -181,14 +181,16 @@ def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
         job = rules.commit(job, h.fence, make_record(step), now=NOW).job
     job = rules.mark_damaged(job, h.attempt, h.fence, make_record(20), make_record(10), message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (10, 10, 20)
-    named = [object_keys.manifest_key(job, step, name) for step in (15, 20, 21)]
+    named = [object_keys.manifest_key(job, step, job.epoch, name) for step in (15, 20, 21)]
     assert [key.rpartition("/")[2] for key in named] == [
         f"15-1-{job.rev}-{name}.json",
         f"20-1-{job.rev}-{name}.json",
         f"21-1-{name}.json",
     ]
     job = rules.commit(job, h.fence, make_record(15), now=NOW).job
-    assert f"20-1-{job.rev}-" in object_keys.manifest_key(job, 20, name), "also once something else has been committed"
+    assert f"20-1-{job.rev}-" in object_keys.manifest_key(job, 20, job.epoch, name), (
+        "also once something else has been committed"
+    )
     job = rules.mark_damaged(job, h.attempt, h.fence, make_record(15), None, message="", now=NOW).job
     assert (job.checkpoint_step, job.attempt_step, job.lapsed_step) == (None, 20, 20)
 
@@ -297,7 +299,7 @@ def test_damaged_ones_go_and_do_not_count() -> None:
 
 
 def test_the_current_one_is_always_kept() -> None:
-    """Even where it is unknown to be sound; and the order of the records does not matter (not upload time: step)."""
+    """Retention keeps the current checkpoint even if it is damaged, and goes by step, not by order of upload."""
     records = [*committed(300), *committed(100), *committed(200)]
     assert let_go(records, 100, keep_last=1) == [200, 300]
     assert 100 not in let_go(committed(100, damaged=True), 100, keep_last=1)
@@ -308,7 +310,7 @@ def test_without_a_current_one_the_newest_are_kept() -> None:
 
 
 def test_what_a_retry_left_behind_goes_though_the_new_run_has_passed_it() -> None:
-    """Else the old run's 300 would take the place of the new run's 100, and be fallen back on."""
+    """Retention removes checkpoints that a retry left behind: 300 of the old run would displace 100 of the new one."""
     job = make_job(
         epoch=2,
         checkpoint_step=350,

@@ -1,4 +1,4 @@
-"""Among which ready jobs a worker chooses."""
+"""Test the choice of a worker among ready jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which job suits which worker, and in what order jobs are handed out."""
+"""Test the requirements of jobs against workers, and the order in which jobs are handed out."""
 
 from __future__ import annotations
 

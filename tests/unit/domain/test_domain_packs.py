@@ -1,4 +1,4 @@
-"""What a commit may rely on, and what retention does about a pack that nothing of its job names any more."""
+"""Test the packs that a commit may reference, and retention of packs that no checkpoint of the job names."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def test_a_parting_condemns_releases_or_leaves_alone() -> None:
         CondemnPack(pack=packs["mine"], seen=seen["mine"], at=NOW),
         ReleasePack(pack=packs["shared"], seen=item(jobs={JOB_ID, "other"})),
         CondemnPack(pack=packs["absent"], seen=None, at=NOW),
-        # He who condemned it may be dead; and to delete twice does no harm.
+        # The function that condemned the pack may be dead, and a second deletion does no harm.
         CondemnPack(pack=packs["condemned"], seen=seen["condemned"], at=NOW),
         CondemnPack(pack=packs["condemned long ago"], seen=seen["condemned long ago"], at=NOW),
     ]
 
 
 def test_nothing_is_let_go_that_was_written_since() -> None:
-    """Above all not what the very job has come to hold anew: a checkpoint names it by then."""
+    """A pack that was written since the read is not released, even by the same job: a new checkpoint may name it."""
     before = item(jobs={JOB_ID}, version="v1")
     again = rules.referenced_record(TENANT, JOB_ID, PACK, before, "v2")
     assert again.jobs == before.jobs

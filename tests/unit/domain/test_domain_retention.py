@@ -1,4 +1,4 @@
-"""Who lets go of what an ended job does not keep: its worker's last call, or the sweeper an hour later."""
+"""Test the retention of ended jobs: by the worker's last call, or by the sweeper an hour later."""
 
 from __future__ import annotations
 

@@ -212,7 +212,7 @@ def test_another_machine_may_try_at_once_after_a_node_fault() -> None:
 def test_a_faulty_machine_that_cannot_be_avoided_waits(
     worker: dict[str, Any], report: dict[str, Any], policy: dict[str, Any]
 ) -> None:
-    """Otherwise the same machine takes the job in the next second, until the cap is reached."""
+    """A job of a faulty machine that cannot be avoided waits; the machine would claim the job again at once."""
     job = fail(make_held(make_job(policy=policy), **worker), failure_class="node_fault", **report).job
     assert job.not_before == NOW + 15
     assert job.avoid == {}

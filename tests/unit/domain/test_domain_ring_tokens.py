@@ -22,7 +22,7 @@ TOKEN = ring_token(JOB, LEASE_TOKEN)
 
 
 class Leases:
-    """One lease, and who asked for which."""
+    """A store of one lease that records the job ids of its reads."""
 
     def __init__(self, lease: Lease | None) -> None:
         self._lease = lease

@@ -1,4 +1,4 @@
-"""What a job offers to later ones, and what takes the place of what."""
+"""Test the shared outputs of a complete job, and which record replaces which."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What users command: cancel, pause, resume, retry; and how workers hand a job back."""
+"""Test the commands of users (cancel, pause, resume, retry), and the ends of attempts by workers."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_cancel_before_start_needs_no_lease(job: Job) -> None:
 
 @pytest.mark.parametrize("command", ["cancel", "deadline"])
 def test_the_lease_ends_even_where_the_attempts_item_is_lost(command: str) -> None:
-    """Otherwise its worker would go on: heartbeats look at nothing but the lease."""
+    """The lease ends even if the attempt's item is lost, because heartbeats read only the lease."""
     job = make_held(make_job(policy={"deadline_at": NOW + 10})).job
     if command == "cancel":
         change = rules.cancel(job, None, message="", now=NOW)
@@ -289,7 +289,7 @@ class Run:
         self.job = rules.cancel(job, held.attempt, message="", now=NOW).job
 
     def retry(self, from_step: int | None) -> list[int]:
-        """From a chosen step or from nothing, and stopped at once; the steps that an attempt could resume from."""
+        """Retry from a chosen step or from nothing, and stop; return the steps that an attempt could resume from."""
         chosen = None if from_step is None else self.records[from_step]
         job = retry(self.job, keep_checkpoint=False, chosen=chosen)
         self.job = rules.cancel(job, None, message="", now=NOW).job
@@ -303,7 +303,7 @@ class Run:
 
 
 class TestBetweenBranches:
-    """Each checkpoint has the history that it was committed with, whatever retries went elsewhere in between."""
+    """A checkpoint keeps the history of its commit, whichever checkpoints later retries choose."""
 
     def test_there_and_back(self) -> None:
         run = Run()

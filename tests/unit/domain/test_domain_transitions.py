@@ -147,7 +147,7 @@ def test_transition(situation: str, command: str) -> None:
     assert change is not None
     after = change.job
     assert after.state is expected
-    # What holds for every change: it was based on this rev, is the next one, and numbers its events without a gap.
+    # Every change is based on this rev, writes the next one, and numbers its events without a gap.
     assert after.rev == job.rev + 1
     assert after.updated_at == NOW
     assert [event.seq for event in change.events] == list(range(job.event_seq + 1, after.event_seq + 1))

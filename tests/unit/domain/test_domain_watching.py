@@ -1,4 +1,4 @@
-"""What the control plane observes of a job, and what a look decides, by hand-made instants."""
+"""Test the control plane's measures of a job, and the decisions of its rules, at chosen times."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def waiting(**fields: Any) -> Job:
 
 
 def running(price: float | None = None, progress: Progress | None = None, **fields: Any) -> JobSnapshot:
-    """Of an attempt that began at NOW and was heard of at NOW."""
+    """Return a snapshot of a running job whose attempt began at NOW and sent a heartbeat at NOW."""
     job = waiting(state=JobState.RUNNING, epoch=1, **fields)
     lease = make_lease(watched=True, progress=progress)
     return JobSnapshot(job=job, attempt=make_attempt(price_usd_per_hour=price), lease=lease)

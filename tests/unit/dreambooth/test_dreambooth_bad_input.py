@@ -202,7 +202,7 @@ def test_images_that_nobody_named_are_not_guessed(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Without --data-dir and without the folder, the images of everything below would be meant."""
+    """The program guesses no images: without --data-dir and the folder, all images below would train."""
     config = tmp_path / "job.json"
     config.write_text(json.dumps(parameters))
     monkeypatch.chdir(data_dir / "instance")

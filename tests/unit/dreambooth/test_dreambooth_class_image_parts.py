@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from dreambooth_runs import Run, outputs, power_cut
+from dreambooth_runs import Run, outputs, power_cut, short_training, train_in
 from PIL import Image
 
 from baton import Session
@@ -20,6 +20,7 @@ from baton.contract.names import SHARED_DIR, SHARED_PARTS
 from gpu_client.training.dreambooth.sampling import class_images, shared_images
 from gpu_client.training.dreambooth.sampling.shared_images import PART_BYTES, PART_EVERY_S, SHARED_FILE, ImageParts
 from tests.kits.clock import Clock
+from tests.kits.dreambooth.photographs import save_crops
 
 PARTS = f"{SHARED_FILE}{SHARED_PARTS}"
 PRIOR = {
@@ -82,6 +83,20 @@ def test_each_image_is_made_once_though_two_attempts_are_cut_off(
     assert results(third) == whole
 
 
+@pytest.fixture(scope="module")
+def cut_off(tiny_sd: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, bytes], Path]:
+    """Return the results of a training, and the parts of another one that was cut off after four images."""
+    place = tmp_path_factory.mktemp("cut-off")
+    save_crops(place / "data" / "instance", "cat", 5)
+    parameters = {**short_training(tiny_sd), **PRIOR}
+    whole = results(train_in(place / "whole", place / "data", parameters, AGENT))
+    with pytest.MonkeyPatch.context() as patch, power_cut(2, "class images"):
+        patch.setattr(shared_images, "PART_EVERY_S", 0.0)
+        patch.setattr(shared_images, "PART_SHARE", 10**9)
+        train_in(place / "first", place / "data", parameters, AGENT)
+    return whole, place / "first"
+
+
 @pytest.mark.usefixtures("at_once")
 @pytest.mark.parametrize(
     ("damage", "said"),
@@ -95,13 +110,17 @@ def test_each_image_is_made_once_though_two_attempts_are_cut_off(
     ],
 )
 def test_parts_that_cannot_be_used_cost_nothing_but_themselves(
-    run: Run, made: list[int], hand: Hand, damage: str, said: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    run: Run,
+    made: list[int],
+    hand: Hand,
+    damage: str,
+    said: str,
+    cut_off: tuple[dict[str, bytes], Path],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
-    whole = results(run("whole", **PRIOR, variables=AGENT))
-    with power_cut(2, "class images"):
-        run("first", **PRIOR, variables=AGENT)
-    place = hand(tmp_path / "first", 1) / "00000.zip"
+    whole, first = cut_off
+    place = hand(first, 1) / "00000.zip"
     made.clear()
     content = place.read_bytes()
     images = ["00000.jpg", "00001.jpg"]
@@ -187,7 +206,7 @@ def test_a_part_that_cannot_be_written_costs_nothing_but_itself(
 
 
 def test_it_is_told_how_far_everything_is_that_comes_between_steps(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With the step alone, a job that made class images looked as one that hangs."""
+    """The program reports progress in each phase between steps: a job making class images looked like a hanging one."""
     told: list[tuple[str, int, int]] = []
     monkeypatch.setattr(Session, "phase", lambda _session, *phase: told.append(phase))
     cached = {"center_crop": True, "cache_latents": True, "cache_text_embeddings": True, "train_text_encoder": False}

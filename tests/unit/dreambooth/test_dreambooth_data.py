@@ -304,7 +304,7 @@ def test_every_batch_of_every_epoch_draws_anew() -> None:
 
     plain = draws("instance")
     assert len({*plain, *draws("class"), *draws("instance", seed=1)}) == 3 * 12
-    # How a picture is cut changes nothing of the noise that is drawn for it.
+    # The crop of a picture does not change the noise that is drawn for the picture.
     assert draws("instance", random_flip=True) == draws("instance", center_crop=True) == plain
 
 

@@ -105,7 +105,7 @@ class Reference:
         if self.sdxl:
             self.modules["text_encoder_2"] = CLIPTextModelWithProjection.from_pretrained(base / "text_encoder_2")
         self.vae = AutoencoderKL.from_pretrained(base, subfolder="vae").eval()
-        trained = {name: parameter for name, parameter in parts.lora._named()}  # noqa: C416 - read once
+        trained = parts.lora.trainable
         self.places: dict[str, dict[str, torch.nn.Parameter]] = {}
         for name, parameter in trained.items():
             place, letter = name.rsplit(".lora_", 1)

@@ -100,7 +100,7 @@ def test_a_hub_that_cannot_be_reached(
     changed = parameters | {"pretrained_model_name_or_path": "models/base"}
     failure = failure_of(tmp_path / "out", data_dir, changed, capsys)
     assert failure.failure_class is FailureClass.TRANSFER_FAILED
-    # It may have been meant as a path.
+    # The user may have meant the name as a path.
     assert "models/base cannot be fetched: the hub cannot be reached" in failure.reason
     assert "there is no directory of that name, here or among the inputs" in failure.reason
 

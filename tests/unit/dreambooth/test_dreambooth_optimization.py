@@ -22,7 +22,7 @@ POLYNOMIAL_END = 1e-7
 
 
 class FakeLora:
-    """Two matrices of a UNet and one of a text encoder, without the models."""
+    """LoRA weights without models: two matrices of a UNet, and a vector of a text encoder."""
 
     def __init__(self) -> None:
         generator = torch.Generator().manual_seed(3)

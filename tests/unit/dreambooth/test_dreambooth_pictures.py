@@ -33,7 +33,7 @@ def picture(side: int, colour: str) -> bytes:
 
 
 def rows_of(pixels: np.ndarray, colour: tuple[int, int, int]) -> list[int]:
-    """Where a picture of this colour begins."""
+    """Return the rows at which pictures of this color begin."""
     found = (pixels == colour).all(axis=2).any(axis=1)
     return [int(row) for row in np.flatnonzero(found & ~np.roll(found, 1))]
 
@@ -103,7 +103,7 @@ def test_nobody_is_warned_of_pictures_that_are_not_made(caplog: pytest.LogCaptur
 
 
 def test_a_picture_that_is_being_shown_is_not_written_again(tmp_path: Path) -> None:
-    """Whoever uploads it reads it meanwhile."""
+    """A picture that the agent may be uploading is not written a second time."""
     session: Any = SimpleNamespace(output_dir=tmp_path, artifact=lambda path: shown.append(path.name))
     shown: list[str] = []
     unused: Any = None

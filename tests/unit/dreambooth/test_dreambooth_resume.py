@@ -103,7 +103,7 @@ def test_interrupted_equals_uninterrupted(
 
 
 def test_the_scale_of_the_loss_goes_on_where_it_was(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In fp16 it falls where gradients overflow, and such a step changes nothing; after two that went well it rises."""
+    """A resumed fp16 training keeps its loss scale, which falls at overflows and rises after two sound steps."""
     scaler, update, scales = torch.amp.GradScaler, Optimization.update, list[float]()
 
     def noted(self: Optimization) -> torch.Tensor:

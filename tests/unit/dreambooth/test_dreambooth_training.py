@@ -222,13 +222,13 @@ def test_each_step_reports_its_mean_loss_its_rate_and_its_epoch(run: Run, monkey
     assert [(step, total) for step, total, _ in told] == [(1, 3), (2, 3), (3, 3)]
     means = [(first + second) / 2 for first, second in zip(losses[::2], losses[1::2], strict=True)]
     assert [metrics["loss"] for *_, metrics in told] == pytest.approx(means)
-    # Of the update that the step has made: the first one of a warm-up is made with none.
+    # The reported rate is that of the step's own update: the first update of a warm-up has the rate 0.
     assert [metrics["learning_rate"] for *_, metrics in told] == pytest.approx([0.0, 5e-4, 1e-3])
     assert [metrics["epoch"] for *_, metrics in told] == [0, 0, 1]  # 5 pictures, 2 to a step
 
 
 def test_the_default_rate_moves_the_weights(run: Run, parameters: dict[str, Any]) -> None:
-    """At the original's default, 2e-6, they stay where they began: at zero, to a hundredth of this."""
+    """The default learning rate moves the weights; the original's default, 2e-6, moves them a hundredth of that."""
     del parameters["learning_rate"]
     steps = 10
     learned = weights_of(run(max_train_steps=steps, train_text_encoder=False))
@@ -352,5 +352,5 @@ def test_without_a_validation_prompt_there_are_no_pictures(run: Run) -> None:
 
 
 def test_the_photographs_are_real() -> None:
-    """If the wheels lose their pictures, all these tests would train on nothing."""
+    """The photographs of the tests have content: without them, all tests here would train on blank images."""
     assert np.asarray(subject("cat")).std() > 20

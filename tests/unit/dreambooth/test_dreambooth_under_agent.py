@@ -90,7 +90,7 @@ def test_an_attempt_starts_from_what_the_agent_has_stored(options: dict[str, Any
         second = run("second", variables=agent.variables(newest), **options)
     assert outputs(second) == uninterrupted
     assert agent.bytes_shown == {name: uninterrupted[f"validation/{name}"] for name in agent.shown}
-    # What is made at the start of a step is not in the checkpoint of the one before.
+    # A checkpoint does not contain the pictures that are made at the start of the next step.
     begun_at = int(newest.name.removeprefix("checkpoint-"))
     kept = [step for step in (2, 3, 5) if step < begun_at]
     made = [step for step in (2, 3, 5, 6) if step >= begun_at]

@@ -1,4 +1,4 @@
-"""What the tests of IBM's files share: the original, once for a session."""
+"""Start IBM's original controller once for all tests of the importers."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.kits.ibm import trainer_controller
 
 @pytest.fixture(scope="session")
 def original() -> Iterator[trainer_controller.Original]:
-    """Starting it takes seconds: it imports torch and transformers."""
+    """Run IBM's controller; its start takes seconds for the imports of torch and transformers."""
     with trainer_controller.running() as process:
         yield process

@@ -41,14 +41,14 @@ Decision = tuple[int, str, str]
 
 
 class Told(NamedTuple):
-    """What rules decide."""
+    """Decisions and log lines of rules on one training."""
 
     decisions: list[Decision]
     lines: list[tuple[int, str]]
-    """Number of the event, and what is written."""
+    """Number of the event, and the line that is logged."""
 
     def before(self, until: int) -> Told:
-        """Without what the original did not live to see."""
+        """Return the part before event `until`, at which the original died."""
         return Told(*([one for one in part if one[0] < until] for part in self))  # type: ignore[arg-type]
 
 
@@ -96,7 +96,7 @@ def config_of(rule: str, *triggers: str, **more: Any) -> dict[str, Any]:
 
 LOSS = 'single["training_loss"]["loss"]'
 EXAMPLES = {path.stem: path.read_text() for path in Path(__file__).with_name("ibm_examples").glob("*.yaml")}
-"""Those that the original shows, with names of our own."""
+"""Example configurations of the original, with names of our own."""
 LINE = line_of("epoch {now[epoch]:.3f}")
 
 
@@ -109,7 +109,7 @@ def test_what_the_original_shows_decides_as_there(shown: str, log: str, original
 
 
 def test_every_shown_configuration_decides_something(original: Original) -> None:
-    """So that equality of empty lists does not pass for agreement."""
+    """Each example configuration takes decisions: two empty lists would prove no agreement."""
     assert len(EXAMPLES) == 11
     for name, text in EXAMPLES.items():
         found = [original.decides(yaml.safe_load(text), moments) for moments in RECORDED.values()]
@@ -119,7 +119,7 @@ def test_every_shown_configuration_decides_something(original: Original) -> None
 
 
 def test_a_real_training_is_decided_as_there(original: Original) -> None:
-    """With the controller in it: what the trainer does is what it is played with elsewhere."""
+    """A real training with IBM's controller takes the decisions of the replay and of the imported rules."""
     rules = {
         "all": "now['epoch'] < 9",
         "low": 'newest["loss"] < 1.5',
@@ -208,7 +208,7 @@ def _imported_one(cases: Cases) -> dict[str, Any]:
 
 
 def test_metrics_that_come_late_decide_nothing_before(original: Original) -> None:
-    """Here an unknown operand leaves the decision to the others, if they can make it; there it does not."""
+    """A late metric decides nothing before it comes; our rules let known operands decide, the original's do not."""
     rules = [
         'newest["loss"] < 1 or now["epoch"] > 1',
         'not (evaluation["eval_loss"] < 1 and now["epoch"] > 1)',

@@ -1,4 +1,4 @@
-"""Where IBM's files decide otherwise here than there: each row of docs/rules-ibm.md that is about decisions."""
+"""Test the decisions in which an imported file differs from IBM's controller: rows of docs/rules-ibm.md."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_an_error_in_a_rule_ends_no_training(
 
 
 def test_a_line_that_cannot_be_written_ends_no_training(original: Original) -> None:
-    """There the action of the same rule that stood before it is done, and the training is over."""
+    """A line that cannot be written is logged as "unknown"; in IBM's controller it ends the training."""
     config = config_of("True", "on_step_end", operations=["line.should_log"])
     config["operations"] = [line_of("{newest[loss]:.1f}")]
     decided = original.decides(config, PLAIN)
@@ -93,7 +93,7 @@ def test_patience_is_one_for_all_triggers(original: Original) -> None:
 
 
 def test_a_loss_that_is_nan_is_one_point(original: Original) -> None:
-    """There it is counted once more by the log of an evaluation, which has no loss."""
+    """A NaN loss is one point; IBM's controller counts it again at the log of an evaluation without a loss."""
     config = config_of('len(window["training_loss"]["loss"]) == window["window_size"]', "on_log")
     moments = stream([math.nan, 2.0, 1.0, 1.0], evals={1: {"eval_loss": 1.0}}, summary=False, **ENDLESS)
     assert steps(moments, told_by(original.decides(config, moments))) == [2, 3, 4]
@@ -112,7 +112,7 @@ def test_an_equal_loss_at_an_equal_epoch_is_a_point(original: Original) -> None:
 
 
 def test_an_empty_window_decides_nothing(original: Original) -> None:
-    """There it is empty as soon as something else than a loss was logged."""
+    """An empty window decides nothing; IBM's window is also empty after a log without a loss, and decides."""
     config = config_of('len(window["training_loss"]["loss"]) < 1', "on_step_end")
     moments = stream([2.0] * 6, log_every=4, evals={1: {"eval_loss": 1.0}}, **ENDLESS)
     assert steps(moments, told_by(original.decides(config, moments))) == [2, 3, 4]
@@ -120,7 +120,7 @@ def test_an_empty_window_decides_nothing(original: Original) -> None:
 
 
 def test_a_metric_may_have_any_name(original: Original) -> None:
-    """Those of the trainer's own arguments end the training there, when the rule fires."""
+    """A metric may have any name; in IBM's controller a name of the trainer's arguments ends the training."""
     config = config_of('model["loss"] < 1 and args["epoch"] > 1', "on_log")
     config["controller_metrics"] = [{"name": "model", "class": "Loss"}, {"name": "args", "class": "TrainingState"}]
     assert steps(PLAIN, by_the_import(config, PLAIN)) == [5, 6, 6]
@@ -138,7 +138,7 @@ def test_a_level_of_logs_with_two_triggers_ends_no_training(original: Original) 
 
 
 def test_metrics_in_the_shape_of_the_design(original: Original) -> None:
-    """Its code passes over them, and the training ends where the rule is first asked."""
+    """Metrics in the shape of IBM's design are imported; IBM's code ignores them, and its first rule fails."""
     config = config_of("newest < 1", "on_log")
     config["controller-metrics"] = [config.pop("controller_metrics")[1]]
     decided = original.decides(config, PLAIN)

@@ -31,7 +31,7 @@ DONE: dict[str, Any] = {"batchItemFailures": []}
 
 
 class Run:
-    """One call of `publish` with fakes, and its results."""
+    """A call of `publish` with fakes, and its results."""
 
     def __init__(self, records: list[dict[str, Any]], bus: FakeBus, letters: FakeDeadLetters | None = None) -> None:
         self.letters = letters or FakeDeadLetters()

@@ -75,7 +75,7 @@ def test_every_event_arrives_in_the_order_of_its_job(
     line: list[Entry] = []
     start = calls = 0
     while start < len(stream):
-        # As Lambda does: from the record that is named, or on.
+        # Lambda repeats from the record that the answer names, or goes on.
         handed = stream[start : start + batch]
         calls += 1
         assert calls < MAX_CALLS, "it goes on"

@@ -38,7 +38,7 @@ class Moment:
     entries: dict[str, Names] = field(default_factory=dict)
     """Flushed entries, by the directory's path."""
     changes: dict[str, list[Change]] = field(default_factory=dict)
-    """In their order, by the directory's path."""
+    """Unflushed changes of entries in order, by the directory's path."""
 
 
 class Disk:

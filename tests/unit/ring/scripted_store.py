@@ -10,7 +10,7 @@ from tests.kits.network.http_server import HttpServer, QuietHandler
 
 @dataclass
 class Scripted:
-    """One answer. `cut`: bytes of the body to omit before closing the connection."""
+    """A scripted answer. `cut`: bytes of the body to omit before closing the connection."""
 
     status: int = 200
     body: bytes = b""

@@ -49,7 +49,7 @@ def test_what_a_batch_raises_is_raised_where_it_is_asked_for_however_often() -> 
 
 
 class Slow(IterableDataset[Any]):  # type: ignore[misc, unused-ignore]
-    """Its second batch does not come before it is told."""
+    """A dataset whose second batch waits for an event."""
 
     def __init__(self, go_on: Any) -> None:
         self.go_on = go_on

@@ -115,12 +115,9 @@ def test_what_a_repair_leaves_out_is_told_too(tmp_path: Path, agent: ChannelServ
     assert [one["object"] for one in heard(agent, 1)] == [keys[0]]
 
 
-def _tell(place: str) -> None:
-    report_damage(place, "samples/w/1", "altered")
-
-
 def test_any_process_of_the_job_can_tell(agent: ChannelServer) -> None:
-    process = multiprocessing.get_context("spawn").Process(target=_tell, args=("/mnt/ring",))
+    damage = ("/mnt/ring", "samples/w/1", "altered")
+    process = multiprocessing.get_context("spawn").Process(target=report_damage, args=damage)
     process.start()
     process.join(60)
     assert [one["object"] for one in heard(agent, 1)] == ["samples/w/1"]

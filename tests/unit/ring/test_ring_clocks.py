@@ -31,7 +31,7 @@ class Machines:
         Ring.make(self.store, self.settings)
 
     def ring(self, skew_s: float) -> Ring:
-        """As one machine has it."""
+        """Open the ring on a machine whose clock is `skew_s` ahead."""
         return Ring(self.store, self.settings, clock=lambda: self.time.now + skew_s)
 
     def writer(self, name: str, skew_s: float) -> RingWriter:

@@ -18,7 +18,7 @@ from tests.unit.ring.ring_scene import Scene
 
 
 class Told:
-    """Who is told."""
+    """The session's part that records reports."""
 
     should_stop = False
 
@@ -32,7 +32,7 @@ class Told:
 
 
 class Process:
-    """Ends of itself when it was looked at often enough."""
+    """A process that ends after its fifth poll."""
 
     made: list[Process]
 
@@ -144,7 +144,7 @@ def test_one_that_cannot_be_started_leaves_no_other_one_behind(processes: list[P
 def test_what_was_counted_under_names_that_never_come_again_goes_at_the_end(
     processes: list[Process], again: bool
 ) -> None:
-    """It stayed for ever, two records for each start of a program with two processes."""
+    """The counts of names that never come again are deleted at the end; each start of a pool left two of them."""
     store, told = Unreachable(MemoryStore()), Told()
     found = watched(store, told, "a", "b", again=again)
     folder = "generators/" if again else "copies/"

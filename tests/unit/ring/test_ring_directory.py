@@ -50,7 +50,7 @@ def as_nobody() -> Iterator[None]:
 
 
 def large_object(kind: type[EncodedObject] = EncodedObject) -> EncodedObject:
-    """One that is hashed while it is written, and is too large to be written under its own name."""
+    """Make an object that is hashed during the write, and is too large to be written under its own name."""
     data = memoryview(random.Random(1).randbytes(IN_PLACE_BYTES))
     entry = ["bytes", "", [len(data)], len(data), "none", 0, len(data), _NO_DIGEST]
     return kind({"samples": [{"structure": {"a": 0}, "arrays": [entry], "seed": None}]}, [data], {0: entry})

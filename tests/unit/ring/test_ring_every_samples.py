@@ -21,7 +21,7 @@ EVERY, INTERVAL_S = 3, 10.0
 
 
 class Closing:
-    """Of a keeper whose thread is this one: it waits on the test's clock, and looks until a moment."""
+    """A keeper's closing event that advances the test's clock in each wait, and is set after `until_s`."""
 
     def __init__(self, clock: Clock, until_s: float) -> None:
         self.clock, self.until_s = clock, until_s
@@ -32,7 +32,7 @@ class Closing:
 
 
 def look_for(keeper: Maintainer, clock: Clock, seconds: float) -> None:
-    """What its thread does meanwhile."""
+    """Run the keeper's loop in this thread for `seconds` of the test's clock."""
     keeper._closing = Closing(clock, clock() + seconds)  # type: ignore[assignment]
     keeper._run()
 
@@ -73,7 +73,7 @@ def test_who_is_overtaken_publishes_all_the_same() -> None:
 
 @pytest.mark.parametrize("lease_s", [0.6, 6.0, 7.3, 60.0])
 def test_what_is_replaced_goes_however_long_the_interval_is(lease_s: float) -> None:
-    """Otherwise all that is put in an hour would be stored at a time."""
+    """Replaced samples are deleted within a lease, although the ring publishes only once an hour."""
     scene = Scene(cap=4, retain=2, publish_every_samples=2, publish_interval_s=3600, lease_s=lease_s)
     writer = scene.writer()
     for _ in range(10):
@@ -114,7 +114,7 @@ def test_a_pack_counts_with_all_that_is_in_it() -> None:
 
 
 def test_nobody_waits_for_room_that_there_is() -> None:
-    """What others have published meanwhile is no longer ahead, though the keeper looks but rarely."""
+    """A writer has room as soon as another process publishes, though the keeper measures the flow rarely."""
     scene = Scene(cap=4, max_ahead=4, publish_every_samples=2, publish_interval_s=3600)
     writers = [scene.writer("a"), scene.writer("b")]
     scene.keeper.turn()
@@ -180,7 +180,7 @@ def test_it_is_part_of_the_ring_and_rings_without_it_are_opened() -> None:
     store = MemoryStore()
     Ring.make(store, RingSettings(cap=8, publish_every_samples=4))
     assert Ring.open(store).settings.publish_every_samples == 4
-    # As it was stored before there was such a setting.
+    # A document of a release without this setting.
     older = RingSettings(cap=8).model_dump(mode="json")
     del older["publish_every_samples"]
     before = MemoryStore()

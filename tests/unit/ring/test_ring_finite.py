@@ -41,6 +41,6 @@ def test_the_digest_that_comes_with_it_is_the_one_that_is_stored(array: Any) -> 
     assert is_finite(sample.leaves[0])
     assert sample.leaves[0].digest in ("", xxhash.xxh3_64_hexdigest(array.tobytes()))
     assert b"".join(encode([sample], FROM)) == plain
-    # Of compressed bytes it is another one.
+    # Compressed bytes have another digest.
     packed = b"".join(encode([sample], FROM, codec="zstd"))
     assert (StoredSamples("x", memoryview(bytearray(packed))).sample() == array).all()

@@ -22,7 +22,7 @@ CAP, BATCH = 20, 4
 
 
 def reuse(settings: RingSettings, speed: float) -> float:
-    """How often each sample was read in the mean, where a writer is ready to make `speed` packs a batch."""
+    """Return the mean number of reads of a sample, with a writer that is ready to make `speed` packs a batch."""
     inserted = finished = read = 0
     credit = 0.0
     for _ in range(10_000):
@@ -143,7 +143,7 @@ class Sides:
         return True
 
     def round(self, writes: int, reads: int) -> bool:
-        """Whether anybody has got on."""
+        """Let writers and readers take their turns; return whether any of them got on."""
         got_on = False
         for _ in range(writes):
             got_on |= self.write()
@@ -188,7 +188,7 @@ def test_whatever_the_numbers_are_one_side_can_always_go_on(
     low, high = settings.reads_per_insert or (0.0, 0.0)
     unit = settings.cap if settings.mode == "generation" else settings.pack
     for _ in range(40):
-        # Whoever is slow: at last both do all that they may, and somebody may do something.
+        # After a round of any speed, one side at least may go on.
         sides.round(writes, reads)
         assert sides.round(1, 1) or sides.round(settings.pack, 1), vars(sides)
         assert sides.read <= high * sides.inserted, "readers wait"
@@ -212,7 +212,7 @@ def test_a_batch_that_is_no_part_of_a_generation_stops_nobody(cap: int, batch: i
 
 @pytest.mark.parametrize("mode", ["rolling", "generation"])
 def test_packs_that_no_whole_number_of_fits_keep_nobody_from_reading_all_of_the_ring(mode: Any) -> None:
-    """Of 100 and packs of 64 only one pack was published: readers waited for ever for 65, and for a batch of 80."""
+    """A ring of 100 with packs of 64 makes 100 samples readable; it published one pack, and readers waited forever."""
     scene = Scene(cap=100, mode=mode, pack=64, min_size=65)
     with scene.writer() as writer:
         for number in range(128):

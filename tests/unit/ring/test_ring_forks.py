@@ -44,7 +44,7 @@ def child(act: Callable[[], object] = lambda: None) -> Iterator[Callable[[], int
 
 
 def is_free(root: Path) -> bool:
-    """Whether anybody could take the ring's lock now."""
+    """Return whether the ring's lock is free."""
     with (root / "lock").open("rb") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -120,7 +120,7 @@ def test_a_process_that_is_forked_inside_leaves_the_lock_to_its_parent(store: Di
 
 
 def test_a_process_that_dies_inside_leaves_the_lock_to_nobody(store: DirectoryStore, tmp_path: Path) -> None:
-    """Its children live on, as workers of a killed training do for a while."""
+    """A process that dies inside the lock frees the lock, although its child lives on, as a trainer's workers do."""
     live, live_end = os.pipe()
     forked, forked_end = os.pipe()
     pid = os.fork()

@@ -110,7 +110,7 @@ def test_writers_are_called_after_their_job_or_task() -> None:
 
 
 def test_unnamed_copies_have_names_that_never_come_again(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In a container that is begun anew the host and the number of the process are those of before."""
+    """Unnamed generators get new names at each start: a restarted container has the same host and process number."""
     make_ring(str(workplace / "ring"), RingSettings(cap=4))
     named: list[str] = []
 

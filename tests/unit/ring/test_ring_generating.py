@@ -41,7 +41,7 @@ def test_copies_share_the_seeds_of_the_ring() -> None:
 
 @pytest.mark.parametrize("pack", [1, 3])
 def test_killed_at_any_operation_it_goes_on_with_its_count_and_no_seed_comes_twice(pack: int) -> None:
-    """What the killed process had put stays; the next one of that name makes the rest, and one or two more at most."""
+    """The samples of a killed generator stay; its successor makes the rest, and one pack more at most."""
     count, kills = 6, 0
     for dies_after in range(1, 200):
         for done_first in (False, True):
@@ -194,7 +194,7 @@ def test_taken_for_dead_it_begins_again_and_taken_over_it_leaves() -> None:
 
 
 class Flaky(MortalStore):
-    """Each third operation fails, once it has begun to."""
+    """The store of which each third operation fails, once `begun` is true."""
 
     begun = False
 

@@ -22,7 +22,7 @@ from tests.unit.ring.ring_kit import MortalStore
 def test_a_sample_that_was_claimed_by_one_taken_for_dead_is_not_put_again(
     mode: str, pack: int, published: bool
 ) -> None:
-    """Its claim may still count: until it is published that its epoch has ended, or for a whole generation."""
+    """A claimed sample is not put again: its claim may count until a manifest ends the writer's epoch."""
     scene = Scene(lease_s=1.0, mode=mode, pack=pack)
 
     def suspended() -> None:
@@ -40,7 +40,7 @@ def test_a_sample_that_was_claimed_by_one_taken_for_dead_is_not_put_again(
 
 
 def test_a_sample_that_was_not_claimed_is_put_again() -> None:
-    """It is known before the sample is stored that the writer was taken for dead."""
+    """A writer that learns of its lost lease before it stores a sample puts the sample again."""
     scene = Scene(lease_s=1.0)
 
     def suspended() -> None:
@@ -150,7 +150,7 @@ def test_told_to_stop_while_it_cannot_begin_again_it_ends() -> None:
 
 
 def ending(scene: Scene, told: Told, stops: bool, lasts_s: float) -> GenerationLoop:
-    """One whose last pack is not full, and whose store cannot be reached as it ends."""
+    """Return a generation whose last pack is not full, and whose store is unreachable at its end."""
     store = Outage(scene.store)
     began_at = scene.clock()
 
@@ -216,7 +216,7 @@ def test_fenced_before_its_last_pack_it_makes_others() -> None:
 
 
 def leaves_late(scene: Scene) -> GenerationLoop:
-    """It has put some samples that are not noted; another one of its name is begun before it ends."""
+    """Return a generation that has put three samples, has noted one of them, and has not ended."""
     told = Told()
 
     def stopping() -> None:
@@ -240,7 +240,7 @@ def test_one_that_was_taken_over_notes_no_count_any_more() -> None:
 
 
 def test_a_count_that_was_taken_by_one_that_is_fenced_is_taken_back() -> None:
-    """It had begun before, but came to its count only after the next one."""
+    """A generation that takes its count after its successor began loses the count to the successor."""
     scene = Scene()
     before = leaves_late(scene)
     after = scene.generation(name="w", count=5)

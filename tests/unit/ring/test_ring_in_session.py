@@ -186,7 +186,7 @@ def test_the_group_is_taken_up_with_the_state(generator: Generator) -> None:
 def test_taken_back_further_than_is_kept_it_goes_on_with_other_samples(
     generator: Generator, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As a rule does that goes back to the best checkpoint; the newest ones are of a past that is none any more."""
+    """A rollback behind the kept manifests goes on with the newest samples, and a later resume is exact again."""
     output = tmp_path / "output"
     monkeypatch.setattr("gpu_client.training.session.session.DataSources", lambda keep_last: DataSources(1))
     list(train(generator, output, 30))

@@ -33,7 +33,7 @@ KINDS = ("hugging face", "lightning", "lightning in epochs")
 
 
 class Kept:
-    """What one process of a training has read, by step, and what the ring kept for it at each checkpoint."""
+    """Ids that one training process has read, by step, and the number of manifests kept at each checkpoint."""
 
     def __init__(self) -> None:
         self.ids: dict[int, list[str]] = {}
@@ -152,7 +152,7 @@ def generator(tmp_path: Path) -> Generator:
 def test_killed_and_resumed_it_reads_what_it_would_have_read(
     generator: Generator, tmp_path: Path, kind: str, killed_at: int
 ) -> None:
-    """What was read since the checkpoint is read again, and the very same, though all of it has been replaced."""
+    """A resumed training reads the samples since its checkpoint again, although the ring has replaced all of them."""
     output = tmp_path / "output"
     whole = train(kind, generator, output)
     assert sorted(whole.ids) == list(range(1, STEPS + 1))

@@ -46,7 +46,7 @@ class Writers:
 
     @property
     def ring(self) -> Ring:
-        """As a process opens it that remembers nothing."""
+        """Open the ring as a new process does."""
         return open_ring(self.place)
 
     def begin(self) -> RingWriter:

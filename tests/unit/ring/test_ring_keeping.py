@@ -124,7 +124,7 @@ def test_trouble_that_a_keeper_has_does_not_end_it_and_is_told_to_who_waits() ->
 
 
 def damaged(scene: Scene, error: Exception) -> None:
-    """Whatever is collected from now on ends like this."""
+    """Let every garbage collection from now on raise `error`."""
 
     def collect() -> Any:
         raise error
@@ -134,7 +134,7 @@ def damaged(scene: Scene, error: Exception) -> None:
 
 @pytest.mark.parametrize("error", [ManifestMissing("manifest 7 cannot be read", "Look"), OSError("no route")])
 def test_what_cannot_be_removed_holds_up_neither_writers_nor_whoever_follows_another_keeper(error: Exception) -> None:
-    """The flow was told behind the collection: a writer that was `max_ahead` waited until its patience ended."""
+    """A keeper tells the flow before the garbage collection, whose failure holds up no writer."""
     scene = Scene(max_ahead=2)
     other = Maintainer(scene.ring, "other", clock=scene.clock)
     damaged(scene, error)
@@ -194,8 +194,7 @@ def test_nobody_takes_over_from_a_keeper_that_is_removing() -> None:
 
 @pytest.mark.parametrize("mode", ["rolling", "generation"])
 def test_while_one_collects_or_has_died_in_it_another_publishes(mode: Any) -> None:
-    """For two leases and a second nobody did: generators went on until they were too far ahead, and readers saw
-    nothing new."""
+    """Another keeper publishes while one collects or has died in its collection; for two leases no keeper did."""
     scene = Scene(cap=4, mode=mode, lease_s=10.0, max_ahead=4)
     interval_s = scene.ring.settings.publish_interval_s
     other = Maintainer(scene.ring, "other", clock=scene.clock)
@@ -252,7 +251,7 @@ def test_who_sees_another_at_work_asks_for_nothing_but_its_record() -> None:
 
 
 def collecting(keeper: Maintainer, meanwhile: Callable[[], object]) -> None:
-    """Its next collection takes so long that this happens meanwhile."""
+    """Let `meanwhile` happen during the keeper's next collection."""
     collect = keeper._collector.collect
 
     def slow() -> Any:
@@ -265,7 +264,7 @@ def collecting(keeper: Maintainer, meanwhile: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("closed", [False, True], ids=["died", "closed"])
 def test_who_follows_a_publisher_tells_the_flow_that_was_known_until_it_has_measured(closed: bool) -> None:
-    """It told zeros until its first collection ended: writers put without end."""
+    """A successor tells its predecessor's flow until its own first measure; zeros let writers put without end."""
     scene = Scene(max_ahead=4, mode="generation")
     others = Maintainer(scene.ring, "others", clock=scene.clock)
     follower = Maintainer(scene.ring, "follower", clock=scene.clock)
@@ -315,7 +314,7 @@ def test_a_publisher_that_nothing_was_told_yet_tells_nothing_until_it_has_measur
     assert others.turns == 1
     assert others.flow.inserted == 1
     scene.keeper.close()
-    # It has heard nothing, and the record is gone.
+    # The follower has heard no flow, and the publisher's record is gone.
     collecting(follower, others.turn)
     assert follower.turn()
     assert others.turns == 1

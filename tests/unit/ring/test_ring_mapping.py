@@ -32,7 +32,7 @@ def few_descriptors() -> Iterator[int]:
 
 
 def test_more_samples_can_be_held_than_files_can_be_open(tmp_path: Path, few_descriptors: int) -> None:
-    """Each kept its descriptor: a training that held a thousand could open nothing more."""
+    """Held samples keep no file descriptor; a training that held a thousand could open no other file."""
     samples = 2 * few_descriptors
     ring = Ring.make(DirectoryStore(tmp_path / "ring"), RingSettings(cap=samples))
     with RingWriter(ring, "w", threads=False) as writer:

@@ -72,7 +72,7 @@ class Scene:
 
 @pytest.mark.parametrize(("mode", "objects"), [("rolling", 13), ("generation", 22)])
 def test_writers_wait_for_room_and_never_for_ever(mode: str, objects: int) -> None:
-    """With the least room that docs/ring.md names for two writers."""
+    """Writers wait for room and go on, in a ring of the least size that docs/ring.md names for two writers."""
     scene = Scene(settings(objects=objects, mode=mode, max_ahead=500))
     writers = [scene.writer(f"w{number}") for number in range(2)]
     for number in range(100):

@@ -24,7 +24,7 @@ def claimed(made: list[tuple[str, int]]) -> list[SampleClaim]:
 
 
 def published(claims: list[SampleClaim], settings: RingSettings, looks: list[int]) -> list[RingManifest]:
-    """All manifests, when a publisher looks after so many more claims each time, and at once in the end."""
+    """Return all manifests of a publisher that sees `looks` more claims each time, and publishes the rest at once."""
     manifests, last, there = [], EMPTY, 0
     for more in [*looks, len(claims)]:
         there += more

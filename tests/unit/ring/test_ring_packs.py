@@ -25,7 +25,7 @@ MIB = 1024 * 1024
 
 
 def sample(number: int, size_bytes: int) -> dict[str, Any]:
-    """Of so many bytes in an object, or 64 more."""
+    """Return a sample of `size_bytes` in an object, or of up to 64 more."""
     return {"number": np.array([number]), "rest": np.zeros(max(size_bytes - 64, 0), np.uint8)}
 
 
@@ -39,7 +39,7 @@ def stored(scene: Scene) -> list[StoredSamples]:
 
 
 def body_bytes(pack: StoredSamples) -> int:
-    """What is behind the header."""
+    """Return the number of bytes behind a pack's header."""
     return pack.size_bytes - pack._body
 
 
@@ -70,7 +70,7 @@ def test_packs_are_bounded_and_each_sample_is_readable_once(
     seen: dict[int, Slot] = {}
 
     def look(*, at_once: bool = False) -> None:
-        """Everything that becomes readable, as it does."""
+        """Publish step by step, and note each sample that becomes readable."""
         while True:
             before = scene.ring.newest()
             if scene.ring.publish(at_once=at_once) is None:

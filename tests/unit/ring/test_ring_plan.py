@@ -20,7 +20,7 @@ def manifest(number: int, first: int, count: int) -> RingManifest:
 
 
 def go_on(plan: BatchPlan, manifests: list[RingManifest], batches: int) -> list[list[int]]:
-    """So many global batches; the k-th decision is for the k-th manifest, the last one again and again."""
+    """Return the samples of the next `batches` global batches; decision k takes manifest k, or the last one."""
     found: list[list[int]] = []
     current = manifests[min(plan.decided, len(manifests)) - 1] if plan.decision else None
     while len(found) < batches:

@@ -79,7 +79,7 @@ class Watched:
 
 
 def test_who_waits_for_what_cannot_be_had_does_not_ask_once_more() -> None:
-    """Each of a batch's samples had waited out all tries, one after the other: a process could not end for hours."""
+    """Waiting samples share one failed request for URLs; separate retries kept a process from ending for hours."""
     kept: UrlCache
     asked: list[str] = []
     failures: list[OSError] = []

@@ -31,7 +31,7 @@ skews = st.sampled_from([0.0, -5000.0, 5000.0, -1e9, 1e9])
 
 
 class RingMachine(RuleBasedStateMachine):
-    """Every process has its own way to the store; the store is one."""
+    """A ring of which each process has its own connection to the one store."""
 
     @initialize(mode=st.sampled_from(["rolling", "generation"]), cap=st.integers(2, 6), pack=st.integers(1, 5))
     def begin(self, mode: str, cap: int, pack: int) -> None:
@@ -58,7 +58,7 @@ class RingMachine(RuleBasedStateMachine):
         return store, Ring(store, self.settings, clock=lambda: self.clock() + skew_s)
 
     def note(self) -> None:
-        """What can be read now: each sample has one number of insertion, and each number one sample."""
+        """Note the readable samples; check that each sample has one number of insertion, and each number one sample."""
         newest = Ring(self.store, self.settings).newest()
         assert newest.number >= self.number
         self.number = newest.number
@@ -81,7 +81,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(which=st.integers(0, 99), samples=st.integers(1, 6), death=deaths)
     def put_some(self, which: int, samples: int, death: tuple[int, bool] | None) -> None:
-        """In packs, of which the last one may have few samples."""
+        """Put samples in packs, the last of which may be small."""
         if not self.writers:
             return
         store, writer = self.writers[which % len(self.writers)]
@@ -137,7 +137,7 @@ class RingMachine(RuleBasedStateMachine):
 
     @rule(first=deaths, steps=st.integers(0, 6))
     def publish_by_two(self, first: tuple[int, bool] | None, steps: int) -> None:
-        """One is stopped in its tracks while another publishes, and goes on then."""
+        """Stop a publisher midway while another one publishes, then let the first go on."""
         store, ring = self.own()
         inner = Ring(self.store, self.settings, clock=self.clock)
         done = store._do
@@ -200,7 +200,7 @@ class RingMachine(RuleBasedStateMachine):
         assert self.values.setdefault(slot.id, value) == value
 
     def teardown(self) -> None:
-        """Nothing that was put is lost: published to the end, every one of them has been in a manifest, once."""
+        """Check that each sample put has been in a manifest exactly once, after everything is published."""
         if not hasattr(self, "store"):
             return
         self.patch.undo()

@@ -18,11 +18,11 @@ from tests.unit.ring.ring_scene import Scene
 
 T = TypeVar("T")
 SAMPLES_PUT = 6
-"""Whole packs: the last `put` stores."""
+"""Number of samples that fills whole packs, so that the last `put` stores."""
 
 
 class FailsOnce(MortalStore):
-    """Fails at the operation that is told, before it is done or after, and goes on."""
+    """The store that fails once, before or after its operation number `at`, and then goes on."""
 
     def __init__(self, scene: Scene, error: BaseException, at: int, *, done_first: bool) -> None:
         super().__init__(scene.store)
@@ -38,7 +38,7 @@ class FailsOnce(MortalStore):
 
 
 def put_until_taken(writer: RingWriter, number: int) -> int:
-    """As docs/ring.md says that a caller should; how many calls raised."""
+    """Put a sample with the repeats that docs/ring.md advises; return how many calls raised."""
     raised = 0
     while True:
         sample = np.array([number])

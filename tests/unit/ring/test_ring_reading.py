@@ -27,7 +27,11 @@ from gpu_client.ring.reading.batch_stream import BatchStream
 from gpu_client.ring.reading.loader import RingDataset, RingLoader
 from gpu_client.ring.reading.reader import RingReader
 from gpu_client.ring.settings import RingSettings
+from tests.kits.runner.fork_server import fork_context
 from tests.unit.ring.reading_scene import Scene
+
+FORK_SERVER = fork_context("torch.utils.data", "gpu_client.ring.reading.loader")
+"""Gives a worker a pickled data set, as `spawn` does, without the import of torch in each worker."""
 
 
 class Generator:
@@ -74,17 +78,17 @@ def test_a_data_set_is_one_manifest_until_it_is_refreshed(generator: Generator) 
 def test_a_stock_data_loader_reads_it_with_workers(generator: Generator) -> None:
     generator.put(12)
     dataset = RingDataset(generator.place)
-    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context="spawn")
+    loader = DataLoader(dataset, batch_size=4, shuffle=True, num_workers=2, multiprocessing_context=FORK_SERVER)
     batches = list(loader)
     assert sorted(int(one) for batch in batches for one in batch["number"]) == list(range(12))
     assert batches[0]["x"].shape == (4, 3)
     dataset.close()
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER], ids=["fork", "forkserver"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_workers_of_a_stock_loader_read_is_counted(generator: Generator, method: str) -> None:
-    """They end without closing anything: what was not told by then was lost in each epoch."""
+def test_what_workers_of_a_stock_loader_read_is_counted(generator: Generator, method: Any) -> None:
+    """The reads of a DataLoader's workers count, although the workers end without closing their readers."""
     generator.put(12)
     dataset = RingDataset(generator.place)
     list(DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context=method))

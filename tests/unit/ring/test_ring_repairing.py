@@ -37,7 +37,7 @@ class Rig:
 
     @property
     def ring(self) -> Ring:
-        """As a process opens it that remembers nothing."""
+        """Open the ring as a new process does."""
         return open_ring(str(self.place))
 
     def put(self, count: int) -> None:
@@ -54,7 +54,7 @@ class Rig:
         path.write_bytes(data[: len(data) - 5])
 
     def readable(self) -> list[int]:
-        """Every sample of the newest manifest, as a reader gets it."""
+        """Return every sample of the newest manifest, as a reader receives the samples."""
         with RingReader(self.ring, threads=False) as reader:
             return [int(reader.sample(slot)["x"][0]) for slot in reader.newest().slots]
 

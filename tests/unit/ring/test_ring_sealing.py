@@ -33,7 +33,7 @@ from tests.unit.ring.reading_scene import Scene
 
 
 def flips(data: bytes) -> Iterator[bytes]:
-    """With each of its bits altered."""
+    """Yield the data once for each bit, with that bit altered."""
     for bit in range(8 * len(data)):
         altered = bytearray(data)
         altered[bit // 8] ^= 1 << bit % 8
@@ -103,7 +103,7 @@ def test_what_was_stored_without_a_digest_is_read() -> None:
 
 
 def test_nothing_goes_on_with_an_altered_manifest_until_it_is_mended(tmp_path: Path) -> None:
-    """One bit more in how far a writer's claims have counted, and what it puts next would have been thrown away."""
+    """A ring refuses a manifest with one altered bit until a repair; the altered claim would discard new samples."""
     place = tmp_path / "ring"
     ring = make_ring(str(place), RingSettings(cap=20, max_ahead=100, retain=2))
     writer = RingWriter(ring, "w", threads=False)
@@ -151,7 +151,7 @@ def test_settings_that_were_altered_are_written_anew_by_making_the_ring_again(tm
 
 
 def run_ring(store: MemoryStore) -> Ring:
-    """With everything that writers, readers and trainings leave behind in it."""
+    """Make a ring with every record that writers, readers and trainings leave."""
     ring = Ring.make(store, RingSettings(cap=8))
     with RingWriter(ring, "w", threads=False) as writer:
         seeds = SeedSource(store)

@@ -16,7 +16,8 @@ from torch.utils.data import DataLoader
 from gpu_client.ring.core.maintenance import Maintainer
 from gpu_client.ring.core.ring import open_ring
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.tools.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadConfig
+from gpu_client.ring.tools.wirehead_datasets import MongoheadDataset, MongoTupleheadDataset
+from gpu_client.ring.tools.wirehead_log import WireheadConfig
 
 CAP = 4
 

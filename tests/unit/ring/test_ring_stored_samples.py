@@ -18,7 +18,7 @@ class Pair(NamedTuple):
 
 
 def test_arrays_lie_at_multiples_of_64_bytes() -> None:
-    """As vector instructions want them, and copies to a GPU."""
+    """Arrays are aligned to 64 bytes, as vector instructions and copies to a GPU require."""
     scene = Scene(pack=2, shapes="any")
     for size in (1, 3):
         scene.writer.put({"odd": np.arange(size, dtype=np.uint8), "wide": np.arange(5.0), "text": "x" * size})

@@ -78,7 +78,7 @@ def test_dead_writers_are_marked_and_their_records_removed(lives_s: float, end: 
         scene.writer(f"dead-{number}")
     slow = scene.writer("slow")
     scene.living = [slow]
-    # Of a publisher's life those seconds do not count that lie behind its last look and before it is followed.
+    # A publisher's seconds after its last look and before its successor begins do not count.
     counted_s = lives_s - LEASE_S / COLLECTIONS_IN_A_LEASE - TURN_S
     counted_s = max(counted_s, TAKEN_OVER_AFTER_S)
     lasts_s = math.ceil(DEAD_AFTER_LEASES * LEASE_S / counted_s + 1) * lives_s + 2 * TURN_S

@@ -18,8 +18,12 @@ from gpu_client.ring.core.ring import open_ring
 from gpu_client.ring.errors import RingMismatch
 from gpu_client.ring.format.records import READERS
 from gpu_client.ring.generating.writer import RingWriter
-from gpu_client.ring.tools.wirehead import MongoheadDataset, MongoTupleheadDataset, WireheadConfig, WireheadGenerator
+from gpu_client.ring.tools.wirehead import WireheadGenerator
+from gpu_client.ring.tools.wirehead_datasets import MongoheadDataset, MongoTupleheadDataset
+from gpu_client.ring.tools.wirehead_log import WireheadConfig
+from tests.kits.runner.fork_server import fork_context
 
+FORK_SERVER = fork_context("torch.utils.data", "gpu_client.ring.tools.wirehead_datasets")
 UNIT = {
     "MONGOHOST": "localhost", "DBNAME": "unit-test", "SWAP_CAP": 10, "SAMPLE": ["data", "label"],
     "WRITE_COLLECTION": "write", "READ_COLLECTION": "read", "TEMP_COLLECTION": "temp", "COUNTER_COLLECTION": "counter",
@@ -188,7 +192,7 @@ def test_a_generation_of_an_earlier_run_is_told_of(
         writer.swap()
         MongoheadDataset(path)
         assert "another run" not in caplog.text
-        monkeypatch.setattr("gpu_client.ring.tools.wirehead._OLD_S", -1.0)
+        monkeypatch.setattr("gpu_client.ring.tools.wirehead_datasets._OLD_S", -1.0)
         MongoheadDataset(path)
         assert "ago: if it is of another run, remove" in caplog.text
         monkeypatch.undo()
@@ -197,10 +201,10 @@ def test_a_generation_of_an_earlier_run_is_told_of(
     assert "ago, and no generator is at work: if it is of another run, remove" in caplog.text
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", ["fork", FORK_SERVER], ids=["fork", "forkserver"])
 @pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_what_workers_of_a_stock_loader_read_is_counted_and_they_leave(tmp_path: Path, method: str) -> None:
-    """They end without closing anything: their last reads were lost, and their leases held manifests."""
+def test_what_workers_of_a_stock_loader_read_is_counted_and_they_leave(tmp_path: Path, method: Any) -> None:
+    """A DataLoader's workers count their last reads and give up their leases, although they close nothing."""
     path = config(tmp_path)
     WireheadGenerator(generator=numbered(), config_path=path, n_samples=10).run()
     dataset = MongoheadDataset(path)

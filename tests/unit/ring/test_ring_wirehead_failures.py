@@ -22,7 +22,8 @@ from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
 from gpu_client.ring.tools.status import read_status
-from gpu_client.ring.tools.wirehead import MongoheadDataset, WireheadGenerator
+from gpu_client.ring.tools.wirehead import WireheadGenerator
+from gpu_client.ring.tools.wirehead_datasets import MongoheadDataset
 from tests.kits.clock import Clock
 from tests.unit.ring.ring_kit import Died, MortalStore
 
@@ -77,7 +78,7 @@ def test_a_crash_costs_its_own_sample_and_never_a_generation() -> None:
 
 
 def test_nobody_s_lock_stays_when_its_holder_dies() -> None:
-    """Whoever publishes is replaced as soon as it is silent, by any other."""
+    """Any process replaces a publisher that is silent for too long."""
     scene = Scene()
     dead = Maintainer(scene.ring, "dead", clock=scene.clock)
     assert dead.turn()
@@ -92,7 +93,7 @@ def test_nobody_s_lock_stays_when_its_holder_dies() -> None:
 
 
 def test_what_a_dead_publisher_leaves_is_in_nobody_s_way() -> None:
-    """It dies before or behind each of its operations; the next one publishes the same, and all that comes later."""
+    """After a publisher died at any operation, the next one publishes the same samples and all later ones."""
     steps = 0
     while True:
         for done_first in (False, True):

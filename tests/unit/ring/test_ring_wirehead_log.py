@@ -20,15 +20,17 @@ from gpu_client.ring.format.records import WRITERS
 from gpu_client.ring.generating.writer import RingWriter
 from gpu_client.ring.settings import RingSettings
 from gpu_client.ring.store.memory import MemoryStore
-from gpu_client.ring.tools.wirehead import (
-    MongoTupleheadDataset,
+from gpu_client.ring.tools.wirehead import WireheadGenerator
+from gpu_client.ring.tools.wirehead_datasets import MongoTupleheadDataset
+from gpu_client.ring.tools.wirehead_log import (
+    MAX_SWAPS,
     SwapLog,
     WireheadConfig,
-    WireheadGenerator,
     WireheadLogger,
     WireheadSnapshot,
+    read_swaps,
+    record_swaps,
 )
-from gpu_client.ring.tools.wirehead_log import MAX_SWAPS, read_swaps, record_swaps
 from gpu_client.ring.wirehead_clean import main
 
 
@@ -58,7 +60,7 @@ def generation(ring: Ring, samples: int = 2) -> None:
 
 
 def test_cycle_puts_one_sample_of_a_generator_and_writers_leave_with_their_generators(path: str) -> None:
-    """As the SLURM example: a new generator after some samples, and none is told to end."""
+    """The SLURM example makes a new generator after some samples and ends none: no writer is left registered."""
     for _ in range(2):
         generator = WireheadGenerator(generator=numbered(), config_path=path)
         for _ in range(6):

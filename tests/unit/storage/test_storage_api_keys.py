@@ -38,7 +38,7 @@ def test_what_is_written_is_what_was_written_before() -> None:
 
 def test_what_may_be_none_is_none_when_it_is_left_out() -> None:
     optional = {field.name for field in fields(ApiKey) if field.default is not MISSING}
-    assert optional == {"expires_at", "revoked_at", "machine", "queues"}
+    assert optional == {"expires_at", "revoked_at", "machine", "queues", "tags", "kind", "parent", "job"}
     assert all(field.default is None for field in fields(ApiKey) if field.default is not MISSING)
 
 

@@ -27,6 +27,8 @@ from functions.domain.records import (
     Spec,
     TransferGrant,
 )
+from functions.domain.worlds.data_pool import DataRecord
+from functions.domain.worlds.world_record import WorldRecord, WorldTensors
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
 from functions.storage.dynamodb.items.documents import MAX_DOCUMENT_BYTES, dump, load
@@ -43,6 +45,7 @@ def all_models() -> set[type[BaseModel]]:
     found: set[type[BaseModel]] = set()
     pending: set[type[BaseModel]] = {Attempt, CheckpointRecord, Event, Job, SharedRecord, TransferGrant, Progress}
     pending |= {RulesRecord, CommandRecord, ControlRecord, RuleStateRecord, ScalingRecord}
+    pending |= {DataRecord, WorldRecord, WorldTensors}
     pending |= {StoredFleet, Machine, Ledger, DeploymentLedger, FleetEvent, Quarantine, OrphanMachine, Reputation}
     while pending:
         model = pending.pop()
@@ -85,9 +88,12 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "gpu_models": [],
         "min_vram_gib": 0,
         "disk_gib": 40,
+        "min_disk_write_mb_s": 20,
+        "min_download_mbit_s": 20,
         "market": "either",
         "regions": [],
         "queues": ["default"],
+        "tags": {},
         "min": 0,
         "max": 1,
         "idle_timeout_s": 300,
@@ -117,6 +123,8 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "event_seq": 0,
         "counters": {},
         "fruitless_interruptions": 0,
+        "fruitless_failures": 0,
+        "fruitless_node_faults": 0,
         "stale": False,
         "pause_requested": False,
         "avoid": {},
@@ -132,8 +140,12 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "cost_usd": 0.0,
         "priced_s": 0,
         "ends": 0,
+        "generation": 0,
+        "keeps_counters": False,
+        "seats": [],
+        "settled": False,
     },
-    "Breaker": {"failures": 0, "failed_at": 0, "reason": "", "pause_s": 0, "paused_until": 0},
+    "Breaker": {"failures": 0, "failed_at": 0, "reason": "", "machine": "", "pause_s": 0, "paused_until": 0},
     "Ledger": {
         "version": 0,
         "spent_usd": 0,
@@ -144,16 +156,18 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "warned": [],
         "waits": "",
         "exhausted": "",
-        "breaker": {},
+        "breakers": {},
     },
     "Machine": {
         "version": 0,
         "state": "planned",
         "reason": "",
         "duplicates": [],
+        "reallocated": [],
         "spent_usd": 0,
         "reserved_usd": 0,
         "absences": [],
+        "charged_before_usd": 0,
         "watch_over": False,
     },
     "Offer": {
@@ -167,7 +181,6 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "interruptions_per_hour": 0,
         "boot_s": 180,
     },
-    "OrphanMachine": {"usd_per_hour": 0},
     "Quarantine": {"failures": 1, "reason": ""},
     "DeploymentLedger": {
         "version": 0,
@@ -179,10 +192,11 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "warned": [],
         "waits": "",
         "exhausted": "",
-        "breaker": {},
+        "breakers": {},
         "reserved_usd": 0,
         "watch_until": 0,
     },
+    "Terms": {"tags": {}},
     "StoredFleet": {"version": 0, "stopped": False, "stop_reason": "", "retired": False},
     "RuleStateRecord": {"revision": 0, "epoch": 0, "step": 0, "seen_at": 0, "errors": 0, "member": {}, "orders": []},
     "ScaleOrder": {"copies": 0, "leaving": []},
@@ -238,8 +252,25 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "tags": {},
         "rings": [],
     },
+    "NodesSpec": {"min": 1},
+    "SeatMark": {"epoch": 0, "running": False, "world_epoch": 0},
+    "NodeProgram": {"tensors": [], "settings": {}},
+    "RoundReport": {"tokens": 0, "round_s": 0.0, "reduce_s": 0.0, "sent_bytes": 0, "repaired": 0},
+    "WorldNode": {
+        "addresses": [],
+        "certificate": "",
+        "round": 0,
+        "ready": True,
+        "state": "",
+        "tokens": 0,
+        "relay": False,
+        "recent_tokens": [],
+    },
+    "DataProgress": {"finished": [], "offsets": []},
+    "DataRecord": {"epoch": 0, "round": 0, "trained": {}, "leases": {}},
+    "WorldRecord": {"epoch": 0, "formed_epoch": 0, "round": 0, "members": [], "joining": [], "rounds": []},
 }
-"""What stored documents leave out. `{}` for a model: its own defaults."""
+"""Defaults of the fields that stored documents leave out. `{}` stands for a model with its own defaults."""
 
 
 def test_a_default_that_stored_documents_rely_on_does_not_change() -> None:

@@ -1,4 +1,4 @@
-"""What the store of webhooks and the line of deliveries ask of AWS, where answers do not show it."""
+"""Test the requests of the webhook store and of the delivery queue to AWS."""
 
 from __future__ import annotations
 

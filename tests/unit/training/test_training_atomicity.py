@@ -21,8 +21,9 @@ pytestmark = pytest.mark.filterwarnings("ignore:This process:DeprecationWarning"
 
 
 def write_until(output: Path, calls: int | None) -> int:
-    """In a child: write checkpoint 2, replacing 1 (keep_last=1), and die by SIGKILL before system call number `calls`.
-    Returns the child's exit code; with None it lives, and the code is how many calls there were (at most 255).
+    """Write checkpoint 2 in a child, replacing 1 (keep_last=1), and kill the child before system call number `calls`.
+
+    Return the child's exit code; with None the child lives, and the code is the number of its calls (at most 255).
     """
     child = os.fork()
     if child:

@@ -255,6 +255,10 @@ def test_a_forked_child_does_not_speak_for_its_parent() -> None:
             b'{"type":"directive","directive":"stop","reason":"pause","checkpoint":true}',
             TrainerDirective("stop", "pause", True),
         ),
+        (
+            b'{"type":"directive","directive":"stop","reason":"pause","checkpoint":false,"grace_s":90.5}',
+            TrainerDirective("stop", "pause", False, 90.5),
+        ),
         (b'{"type":"other"}', None),
         (b'{"type":"directive","directive":"later"}', None),
     ],
@@ -272,6 +276,7 @@ def test_parse(line: bytes, directive: TrainerDirective | None) -> None:
         b'{"type":1}',
         b'{"type":"directive","directive":"stop","reason":"","checkpoint":true}',
         b'{"type":"directive","directive":"stop","reason":"pause","checkpoint":1}',
+        b'{"type":"directive","directive":"stop","reason":"pause","checkpoint":true,"grace_s":"9"}',
     ],
 )
 def test_parse_refuses(line: bytes) -> None:

@@ -53,7 +53,7 @@ def test_without_a_job_and_a_rule_on_the_loss_the_filter_stays(tmp_path: Path) -
     "rules", ["", "rules: [{name: r, when: step >= 9, do: stop}]", "{presets: {preset-stuck: off}, rules: []}"]
 )
 def test_in_a_job_the_filter_is_off_for_the_sake_of_the_preset(tmp_path: Path, rules: str) -> None:
-    """On for every job, `preset-nonfinite` was told 0.0 for each loss that was NaN."""
+    """The Trainer's filter of NaN losses is off in a job: with the filter, `preset-nonfinite` saw 0.0 for each NaN."""
     trained = Trained(tmp_path, rules, [1.0, float("nan"), 1.0], job=True)
     assert trained.filtered == {False}
     losses = [one["loss"] for one in trained.logged if "loss" in one]
@@ -105,7 +105,7 @@ def test_how_long_the_trainers_own_loader_was_waited_for_is_known(
 
 
 def test_a_logged_value_counts_once(tmp_path: Path) -> None:
-    """Each step repeated the last logged metrics, so a patience of three checks ended after two."""
+    """A logged value counts once; repeats at each step let a patience of three checks end after two."""
     rules = "rules: [{name: r, when: loss > 2, for: 3 checks, do: stop}]"
     trained = Trained(tmp_path, rules, [3.0] * 8)
     assert trained.fired() == [("r", 3)] and trained.step == 3
@@ -161,7 +161,7 @@ def test_counters_outlive_an_interruption(tmp_path: Path, killed_at: int) -> Non
 
 
 def test_an_evaluation_says_how_far_it_is(start: Callable[..., Session]) -> None:
-    """Else it would be taken for a training that stands still."""
+    """An evaluation reports its progress, so that it does not count as a stalled training."""
     from baton import BatonCallback
 
     said: list[tuple[str, int, int]] = []

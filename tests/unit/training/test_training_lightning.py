@@ -26,7 +26,7 @@ from tests.unit.controller.controller_kit import Clock
 
 lightning = pytest.importorskip("lightning.pytorch")
 pytestmark = pytest.mark.filterwarnings(
-    # What Lightning advises of workers, logging and modules, and its own habits of pytree.
+    # Lightning's advice on workers, logging and modules, and its own use of pytree.
     "ignore::lightning.fabric.utilities.rank_zero.LightningDeprecationWarning",
     "ignore::lightning.pytorch.utilities.warnings.PossibleUserWarning",
     "ignore:.*isinstance.treespec, LeafSpec.*",
@@ -208,7 +208,7 @@ def through(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 def test_killed_after_any_step_it_ends_with_the_same_bits(
     tmp_path: Path, through: Trained, killed_at: list[int]
 ) -> None:
-    """At the end of an epoch Lightning's loops resumed in disorder, and the validation was left out."""
+    """A training killed after any step, even an epoch's last, resumes Lightning's loops and validations exactly."""
     torch.manual_seed(0)
     rates: list[float] = []
     validations: list[int] = []
@@ -320,7 +320,7 @@ def test_a_validation_says_how_far_it_is(tmp_path: Path) -> None:
 
 
 def test_a_step_that_a_validation_follows_is_checked_once(tmp_path: Path) -> None:
-    """Its rate was a new value once more: `for: 3 checks` was over in two steps."""
+    """A step with a validation is checked once; its learning rate counted twice, so that 3 checks passed in 2 steps."""
     rules = "rules: [{name: r, when: lr > 0, on: step, for: 7 checks, do: stop}]"
     trained = Trained(tmp_path, rules=rules, every=None, losses=FLAT, val_check_interval=1)
     assert trained.fired() == [("r", 7)]

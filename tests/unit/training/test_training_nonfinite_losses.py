@@ -25,7 +25,7 @@ SELDOM: dict[str, Any] = {"logging_steps": 6}
 @pytest.mark.parametrize("odd", [NAN, math.inf, -math.inf])
 @pytest.mark.parametrize("step", [1, 2, 5, 6, 7])
 def test_a_rule_acts_at_the_step_itself(tmp_path: Path, odd: float, step: int) -> None:
-    """By default the Trainer logs every 500 steps, and its callbacks hear of no loss in between."""
+    """A rule acts at the step of a nonfinite loss, although the Trainer logs a loss only every 500 steps."""
     losses = [1.0] * (step - 1) + [odd] + [1.0] * 3
     trained = Trained(tmp_path, STOP, losses, **SELDOM)
     assert trained.fired() == [("odd", step)] and trained.step == step and not trained.finishing
@@ -40,7 +40,7 @@ def test_each_batch_of_a_step_counts(tmp_path: Path) -> None:
 
 
 def test_finite_losses_count_when_they_are_logged(tmp_path: Path) -> None:
-    """Else patience would mean steps where it has always meant logs."""
+    """Finite losses count at each log and not at each step, so that `for: 2 checks` means two logs."""
     rules = "rules: [{name: r, when: loss > 2, for: 2 checks, do: stop}]"
     assert Trained(tmp_path, rules, [3.0] * 6, logging_steps=2).fired() == [("r", 4)]
 

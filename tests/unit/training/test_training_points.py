@@ -34,7 +34,7 @@ class Ear:
         until(lambda: self.channel._progress is None)
 
     def heard(self) -> list[TrainingProgress]:
-        """All progress, after the training has ended."""
+        """Close the channel; return all progress that the training sent."""
         self.channel.close()
         data = b""
         while piece := self._connection.recv(65536):

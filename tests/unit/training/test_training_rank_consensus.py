@@ -147,7 +147,7 @@ def test_a_wish_while_one_is_put_off_is_answered_by_it() -> None:
 
 
 def test_a_wish_is_answered_by_a_checkpoint_that_a_trainer_writes_on_its_own() -> None:
-    """By its own interval, behind the step: the vote was under way, and another one was written after the next step."""
+    """A checkpoint that a trainer writes by itself during the vote answers the request: no second one follows."""
     training = Training(2)
     training.take_step()
     training.ranks[0].receive(CHECKPOINT)

@@ -120,7 +120,7 @@ def test_impossible_orders_are_refused(arguments: dict[str, Any]) -> None:
 
 
 class Augmented(Dataset[torch.Tensor]):
-    """Each sample mixed with random numbers of every kind, as augmentations do."""
+    """A dataset that mixes each sample with random numbers of every kind, as augmentations do."""
 
     def __len__(self) -> int:
         return 24

@@ -43,7 +43,7 @@ def test_a_file_of_rules_works_without_an_agent(tmp_path: Path) -> None:
 
 
 def test_without_an_agent_too_the_newest_checkpoint_of_each_tag_is_kept(tmp_path: Path) -> None:
-    """They went as soon as there were two newer ones."""
+    """The newest checkpoint of each tag stays; without an agent, two newer checkpoints removed it."""
     rules = """rules:
 - {name: low, when: loss < 0.3, do: {save: low}}
 - {name: odd, when: loss > 5, do: {save: odd}, cooldown: 1 steps}
@@ -212,8 +212,8 @@ class Runs:
         original = Steering.__init__
         runs = self
 
-        def init(steering: Steering, loop: Any, peers: Any) -> None:
-            original(steering, loop, peers, clock=runs.clock)
+        def init(steering: Steering, loop: Any, peers: Any, **more: Any) -> None:
+            original(steering, loop, peers, clock=runs.clock, **more)
             tell = steering.engine._on_decision
 
             def told(decision: dict[str, Any]) -> None:
@@ -327,7 +327,7 @@ def test_every_hook_action_is_called_with_the_order(start: Callable[..., Session
 
 @pytest.mark.parametrize("late", [False, True])
 def test_a_save_says_by_which_tag_it_is_to_be_kept(tmp_path: Path, late: bool) -> None:
-    """If the step is saved already, the next checkpoint gets the tag."""
+    """A `save` puts its tag on the checkpoint of its step, or on the next one if that step is already saved."""
     with begun(tmp_path, "rules: [{name: r, when: eval.loss < 1, do: {save: {tag: good}}}]") as session:
         for step in range(1, 5):
             session.report(step, 10, loss=1.0)

@@ -7,6 +7,8 @@ import json
 import os
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,15 @@ def test_reads_what_the_agent_says(tmp_path: Path) -> None:
         assert session.output_dir == tmp_path / "out" / "put" and session.output_dir.is_dir()
         assert session.resume(anything=Counter()) == 0
         assert session.stop_reason is None
+
+
+def test_a_session_that_writes_no_checkpoint_needs_no_torch(tmp_path: Path) -> None:
+    """A generator of samples starts two seconds sooner."""
+    code = (
+        "import sys; from baton import Session; session = Session.start(output_dir=sys.argv[1]); session.resume(); "
+        "session.report(1, 1, loss=1.0); session.checkpoint_due(1); session.close(); sys.exit('torch' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code, tmp_path], check=False).returncode == 0
 
 
 def test_works_without_baton(tmp_path: Path) -> None:
@@ -163,7 +174,7 @@ def test_a_checkpoint_tells_the_agent_after_it_is_complete(start: Callable[..., 
 
 
 def test_steps_may_be_numpys_or_torchs_whole_numbers(start: Callable[..., Session]) -> None:
-    """They worked without an agent and ended the training under one."""
+    """A session accepts whole numbers of NumPy and PyTorch as steps; under an agent they ended the training."""
     with ListeningAgent() as agent:
         session = start(agent)
         session.report(np.int64(5), torch.tensor(10), loss=1.0)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ def be_rank() -> Iterator[Callable[[int, int], None]]:
 
 
 def piece(mesh: tuple[int, ...], placements: tuple[Any, ...]) -> DTensor:
-    """This rank's piece of `whole`."""
+    """Return this rank's piece of `whole`."""
     device_mesh = init_device_mesh("cpu", mesh)
     shape, offset = compute_local_shape_and_global_offset(whole.shape, device_mesh, placements)
     local = whole[tuple(slice(begin, begin + length) for begin, length in zip(offset, shape, strict=True))]
@@ -101,6 +101,17 @@ def test_any_mesh_reads_what_another_wrote(tmp_path: Path, be_rank: Callable[[in
     plain = Holder(torch.zeros(5, 7))
     state_files.load_states(tmp_path, {"model": "tensors"}, {"model": plain})
     assert torch.equal(plain.state["weight"], whole)
+
+
+def test_any_mesh_takes_its_piece_of_a_tensor_that_was_stored_whole(be_rank: Callable[[int, int], None]) -> None:
+    for split in SPLITS:
+        for rank in range(size_of(split)):
+            be_rank(rank, size_of(split))
+            template = piece(*split)
+            found = sharding.cut("weight", whole, template)
+            assert isinstance(found, DTensor) and found.placements == template.placements
+            assert torch.equal(found.to_local(), template.to_local())
+            assert sharding.cut("weight", whole, torch.zeros(5, 7)) is whole
 
 
 def test_pieces_that_are_lost_are_damage(tmp_path: Path, be_rank: Callable[[int, int], None]) -> None:

@@ -36,8 +36,9 @@ def model(value: float, width: int) -> nn.Module:
 
 
 def stage(root: Path, calls: int | None, width: int, overlap: bool) -> int:
-    """In a child: stage checkpoint 1, which the agent gives back, then 2; die by SIGKILL before call number `calls`.
-    Returns the child's exit code; with None it lives, and the code is how many calls there were (at most 255).
+    """Stage checkpoint 1, which the agent gives back, then 2, in a child, and kill it before call number `calls`.
+
+    Return the child's exit code; with None the child lives, and the code is the number of its calls (at most 255).
     """
     child = os.fork()
     if child:

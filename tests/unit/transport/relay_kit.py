@@ -56,7 +56,7 @@ def relay(server: ScriptedServer, time: Time) -> Iterator[Relay]:
 
 @pytest.fixture
 def worker(relay: Relay, monkeypatch: pytest.MonkeyPatch) -> Iterator[OriginalClient]:
-    # Its own pauses between tries, which the worker sleeps.
+    # The worker's own pauses between tries.
     monkeypatch.setattr("urllib3.util.retry.Retry.sleep", lambda *_: None)
     client = OriginalClient(relay.url, "the key", "machine-1")
     yield client
@@ -88,7 +88,7 @@ def signs_parts(store: ScriptedServer) -> Act:
 
 @pytest.fixture
 def part_of(server: ScriptedServer, store: ScriptedServer) -> None:
-    """Both servers take uploads."""
+    """Let both servers accept uploads in parts."""
     server.routes["GET", "/prod/upload/token"] = reply(200, {"token": "upload token", "expires_at": 1})
     server.script("POST", f"/prod{UPLOAD}", reply(200, {"uploadId": "u", "key": "k"}))
     server.routes["POST", f"/prod{UPLOAD}"] = signs_parts(store)

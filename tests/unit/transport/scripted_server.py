@@ -79,7 +79,7 @@ class ScriptedServer:
             return queue.popleft() if queue else self.routes.get((method, path))
 
     def settle(self) -> None:
-        """Until nothing is under way: the last bytes of a client that gave up may still be on their way."""
+        """Wait until no request is under way, including the last bytes of a client that gave up."""
         until, quiet = time.monotonic() + 30, 0
         while quiet < 5:
             assert time.monotonic() < until, "requests are under way for 30 s"
@@ -140,7 +140,7 @@ class Handler(BaseHTTPRequestHandler):
             self.send_object(data)
 
     def send_object(self, data: bytes, *, more: Mapping[str, str] | None = None, sent: int | None = None) -> None:
-        """All of it or the range asked for; with `sent` the connection breaks after so many bytes."""
+        """Send the data or the requested range; break the connection after `sent` bytes, if given."""
         headers = {"ETag": f'"{digest_bytes(data).blake3[:32]}"', **(more or {})}
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", self.headers.get("Range", ""))
         status, body = 200, data

@@ -42,7 +42,7 @@ def upload(server: ScriptedServer, path: Path, name: str = "o") -> Upload:
 
 
 def paced(clock: Clock, began: float, *, moved_bytes: int, burst_bytes: float) -> bool:
-    """At least as much time has passed as so many bytes take, and not much more."""
+    """Return whether at least the time of `moved_bytes` at the cap has passed, and not much more."""
     passed_s = clock.now - began
     return (moved_bytes - 3 * burst_bytes) / RATE <= passed_s <= moved_bytes / RATE * 1.2
 
@@ -64,7 +64,7 @@ def test_uploads_move_no_faster_than_the_cap(
 
 
 def test_a_line_that_is_not_measured_yet_is_taken_to_be_as_slow_as_its_cap(capped: Transfer) -> None:
-    """What the codecs choose by: the first checkpoint over a slow line is encoded as well."""
+    """An unmeasured line counts as fast as its cap, so that codecs encode the first checkpoint over a slow line too."""
     assert capped.speed.upload_bytes_per_s() == RATE
     free = Transfer()
     assert free.speed.upload_bytes_per_s() is None
@@ -129,7 +129,7 @@ def test_without_a_cap_nothing_waits(
 
 
 def test_connections_are_shared_by_all_batches(server: ScriptedServer, tmp_path: Path) -> None:
-    """Two batches at once, a checkpoint and artifacts say, have together as many connections as one."""
+    """Two concurrent batches, for example a checkpoint and artifacts, share the connections of one transfer."""
     path = tmp_path / "o"
     path.write_bytes(b"x")
     full = threading.Barrier(3, timeout=10)
@@ -184,7 +184,7 @@ def test_a_connection_that_gets_free_goes_to_whoever_waited_longest(server: Scri
 
 
 def test_a_batch_with_nothing_left_to_begin_does_not_wait_for_others(server: ScriptedServer, tmp_path: Path) -> None:
-    """Its threads would find all connections taken by slow uploads, and nothing to do with one."""
+    """A batch that has nothing left to begin ends, although slow uploads of other batches hold all connections."""
     path = tmp_path / "o"
     path.write_bytes(b"x")
     began = threading.Semaphore(0)

@@ -1,4 +1,4 @@
-"""How many connections are used: simulated lines of all kinds, on a clock that is turned by hand."""
+"""Test the number of connections on simulated lines of all kinds, with a fake clock."""
 
 from __future__ import annotations
 

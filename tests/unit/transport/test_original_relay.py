@@ -63,7 +63,7 @@ def test_many_parts_go_side_by_side(
 def test_each_part_is_in_memory_once_until_the_store_has_it(
     relay: Relay, server: ScriptedServer, store: ScriptedServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also while a part is sent again. A container may have no disk space, and no more memory than its worker needs."""
+    """The relay holds each part once in memory until the store has it, even while it sends the part again."""
     parts, size_bytes = 3, 4_000_000
     held_bytes: list[int] = []
     opened: list[object] = []

@@ -91,7 +91,7 @@ def get(relay: Relay) -> requests.Response:
 def test_a_store_that_is_away_for_minutes_gets_the_part_in_the_end_by_a_fresh_url(
     relay: Relay, server: ScriptedServer, store: ScriptedServer, time: Time, signing: Signing
 ) -> None:
-    """Also after it has read the part: the worker itself would give the checkpoint up after six seconds."""
+    """The relay repeats a part for minutes, each time by a fresh URL; the worker itself gives up after six seconds."""
     store.routes["PUT", "/s3"] = away(time, PATIENCE_S - 20, stored)
     answer = put(relay)
     assert (answer.status_code, answer.json()) == (200, {"etag": "etag of 1", "partNumber": 1})
@@ -142,7 +142,7 @@ def test_a_part_that_fails_is_sent_again_by_a_fresh_url(
 def test_a_part_that_the_store_refuses_for_good_is_refused_at_once(
     worker: OriginalClient, store: ScriptedServer, time: Time, signing: Signing, status: int, code: str
 ) -> None:
-    """With 403, because the worker sends a part four times after a 400."""
+    """The relay answers a final refusal of the store with 403, because the worker repeats a part after a 400."""
     store.routes["PUT", "/s3"] = refusal(status, code, "This is why.", key="expired/a.zip")
     answer = worker.http.put(worker.url + PART, data=DATA)
     assert answer.status_code == 403 and f"{status} {code}: This is why." in answer.json()["error"]
@@ -190,7 +190,7 @@ def test_a_download_waits_for_the_store_with_a_fresh_token(
 def test_a_download_outlives_its_url(
     relay: Relay, server: ScriptedServer, store: ScriptedServer, time: Time, signing: Signing
 ) -> None:
-    """Its connection breaks twice, once without a byte, and the URL has expired meanwhile."""
+    """A download completes, although its connection breaks twice and its URL expires in between."""
     store.objects["/s3"] = DATA
     store.script("GET", "/s3", truncated(DATA, 600_000), reply(403), sends(DATA, sent=0), reset)
     assert get(relay).content == DATA
@@ -255,7 +255,7 @@ def test_a_renewed_token_serves_the_rest_of_its_upload(
 def test_a_refusal_of_another_token_is_the_worker_s_answer(
     relay: Relay, server: ScriptedServer, time: Time, status: int
 ) -> None:
-    """Its key is wrong, or another worker holds the job."""
+    """The relay hands a refusal of a new token (wrong key, lost job) to the worker unchanged."""
     refusal = {"error": "why", "status": status}
     server.routes["POST", f"/prod{UPLOAD}"] = server.routes["GET", f"/prod{DOWNLOAD}"] = reply(401, refusal)
     for kind in ("upload", "download"):

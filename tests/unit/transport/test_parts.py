@@ -165,7 +165,7 @@ def test_a_store_without_ranges_or_versions_sends_the_whole(
 def test_parts_without_a_version_need_a_digest(
     server: ScriptedServer, transfer: Transfer, root: Path, digest: bool, asked: str | list[str]
 ) -> None:
-    """Neither ETag nor digest: nothing would tell that the parts are of two versions."""
+    """A fetch in parts needs an ETag or a digest: without both, parts of two versions would pass unnoticed."""
 
     def nameless(handler: Handler) -> None:
         begin, _, last = handler.headers.get("Range", "bytes=0-700000").removeprefix("bytes=").partition("-")

@@ -1,4 +1,4 @@
-"""What is left of a large file whose fetch was cut off, where it is full, or where another file lies."""
+"""Test the remains of a large fetch that was cut off, met a full disk, or found another file in its place."""
 
 from __future__ import annotations
 

@@ -7,6 +7,7 @@ import ssl
 import threading
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import replace
 
 import pytest
 
@@ -28,14 +29,14 @@ EXPIRED = reply(403, b"<Error><Code>AccessDenied</Code><Message>Request has expi
 
 
 class Sink:
-    """Keeps what is delivered, after a look at the bytes. `piece_bytes`: how they come, None for all at once."""
+    """The receiver that checks and keeps delivered bytes. `piece_bytes`: size of a delivery, None for a whole range."""
 
     def __init__(self, data: bytes = DATA, piece_bytes: int | None = None) -> None:
         self.data = data
         self.piece_bytes = piece_bytes
         self.found: dict[int, bytes] = {}
         self.calls: Counter[int] = Counter()
-        """How often all bytes of a range had come, by its offset."""
+        """Number of complete deliveries of each range, by offset."""
 
     def want(self, server: ScriptedServer, offset: int, size_bytes: int, *, path: str = "/o") -> RangeDownload:
         come = bytearray()
@@ -90,6 +91,16 @@ def test_ranges_arrive_and_are_counted(server: ScriptedServer, transfer: Transfe
     counts = transfer.stats.counts
     assert (counts.downloaded_ranges, counts.downloaded_bytes, counts.wasted_bytes) == (4, len(DATA), 0)
     assert transfer._buffers.allocated_bytes == 0, "memory is given back at the end"
+
+
+def test_headers_go_with_each_request(server: ScriptedServer, transfer: Transfer, sink: Sink) -> None:
+    server.objects = {"/o": DATA}
+    item = replace(sink.want(server, 10, 300_000), headers={"Authorization": "Bearer t"})
+    transfer.fetch_ranges([item])
+    (request,) = server.seen
+    assert sink.complete([(10, 300_000)])
+    assert (request.headers["authorization"], request.headers["range"]) == ("Bearer t", "bytes=10-300009")
+    assert "Bearer t" not in repr(item)
 
 
 def test_over_tls_too(tls: tuple[ssl.SSLContext, ssl.SSLContext], sink: Sink) -> None:

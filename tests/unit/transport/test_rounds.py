@@ -40,13 +40,13 @@ DATA = large(4)
 
 @pytest.fixture(autouse=True)
 def small_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The smallest that may be: 64 MiB are many bytes for each test."""
+    """Make parts as small as S3 permits: the product's 64 MiB are many bytes for each test."""
     monkeypatch.setattr(digests, "PARTS_FROM_BYTES", PART)
     monkeypatch.setattr(digests, "part_bytes_of", lambda _: PART)
 
 
 class Plane:
-    """The control plane over a store: it names what is missing, and puts together what is there."""
+    """A control plane over a store: it names the missing objects, and completes uploads whose parts are all stored."""
 
     def __init__(self, store: ScriptedServer, files: dict[str, LocalFile], *, query: str = "") -> None:
         self.store = store
@@ -92,7 +92,7 @@ def part_path(name: str, number: int) -> str:
 
 @pytest.fixture
 def plane(server: ScriptedServer, tmp_path: Path) -> Plane:
-    """With one file of four parts, `big`."""
+    """Return a control plane that wants one file of four parts, `big`."""
     return Plane(server, {"big": local(tmp_path / "big", DATA)})
 
 
@@ -108,7 +108,7 @@ def upload(plane: Plane, transfer: Transfer, **more: object) -> list[int]:
 
 
 def sent(plane: Plane) -> Counter[str]:
-    """How often each was sent, as far as the store noticed."""
+    """Return how often the store received each path."""
     return Counter(plane.store.paths("PUT"))
 
 
@@ -226,7 +226,7 @@ def test_urls_that_are_no_good_are_given_up(plane: Plane, transfer: Transfer, de
 
 
 def test_a_url_is_not_used_shortly_before_it_runs_out(server: ScriptedServer, tmp_path: Path) -> None:
-    """It would be refused when its turn comes; a new one is asked for instead."""
+    """A URL that would expire before its turn is not used: the uploader asks for a new one."""
     now = [0.0]
     plane = Plane(server, {"big": local(tmp_path / "big", DATA)}, query="?X-Amz-Expires=900")
 
@@ -300,7 +300,7 @@ def test_a_completion_whose_answer_was_lost_is_asked_for_once_more(plane: Plane,
 
 
 def test_an_upload_that_somebody_else_has_ended_is_looked_at_again(plane: Plane, transfer: Transfer) -> None:
-    """He was faster, or a lifecycle rule was."""
+    """The uploader asks again after another worker or a lifecycle rule has ended its upload."""
 
     def overtaken(handler: Handler) -> None:
         with plane.store.lock:

@@ -1,4 +1,4 @@
-"""How fast bytes move lately, on a clock that is turned by hand."""
+"""Test the measured speed of recent transfers, with a fake clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which class an answer becomes, and what messages may show."""
+"""Test the error class of each answer, and the content of messages."""
 
 from __future__ import annotations
 

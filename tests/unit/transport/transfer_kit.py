@@ -1,4 +1,4 @@
-"""What is moved in the tests of transfers, and what is left behind."""
+"""Make uploads and downloads for tests of transfers, and list the files left behind."""
 
 from __future__ import annotations
 

@@ -218,7 +218,7 @@ def test_only_the_very_origin_of_a_test_is_trusted() -> None:
 
 
 def test_the_signature_is_over_instant_and_body() -> None:
-    # As anybody else computes it: printf '%s' '1790000000.{"a":1}' | openssl dgst -sha256 -hmac key
+    # A receiver computes the digest so: printf '%s' '1790000000.{"a":1}' | openssl dgst -sha256 -hmac key
     digest = "7a4d26944722100249410c8c7f2e76c3cc6e9735fcc98b39e44a122da5490ffc"
     assert signature("key", 1_790_000_000, b'{"a":1}') == f"t=1790000000,v1={digest}"
     signed = {signature(key, at, body) for key in ("a", "b") for at in (1, 11) for body in (b"1.x", b".x", b"x")}

@@ -1,5 +1,6 @@
-"""On PYTHONPATH, all sessions of a job's processes wait at its gate behind each step that they report."""
+"""Make all sessions of a job wait at the job's gate after each reported step: Python imports this from PYTHONPATH."""
 
+import deferred_compiler  # noqa: F401 - before torch
 import gate
 
 from baton import Session

@@ -37,7 +37,7 @@ interval_s = int(os.environ.get("HEARTBEAT_INTERVAL", "30"))
 
 
 class Work:
-    """One job, and the two flags that its threads share."""
+    """The worker's job, and the flags that its two threads share."""
 
     def __init__(self, job: dict[str, Any]) -> None:
         self.job = job
@@ -46,7 +46,7 @@ class Work:
         self.worker_goes_on = True
 
     def beat(self) -> None:
-        """The heartbeat thread."""
+        """Send heartbeats until the job ends, in a thread."""
         while self.beating:
             try:
                 status = client.heartbeat(self.job["id"])
@@ -61,7 +61,7 @@ class Work:
                 time.sleep(interval_s)
 
     def train(self) -> None:
-        """The training thread."""
+        """Run the training, in a thread."""
         job = self.job
         command = ["accelerate", "launch", job["training_script"], f"--instance_data_dir={instance_dir}"]
         command += [f"--output_dir={output_dir}", f"--checkpointing_steps={job['checkpointing_steps']}"]

@@ -1,4 +1,4 @@
-"""What became of the original's expressions, and texts that mean harm: refused by their words or their size."""
+"""Test the original's expressions and hostile texts: the language refuses texts by their words or their size."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_hostile_rules_are_refused_by_their_size_or_their_words(text: str) -> No
 
 
 def test_nothing_in_the_room_can_run_a_text() -> None:
-    """Not even by accident: neither the functions that could, nor a name looked up in a module."""
+    """The rule language calls no function that executes text, and looks up attributes by name only in its own state."""
     called = {
         (path.name, node.func.id)
         for path in (ROOT / "baton" / "contract" / "rules").rglob("*.py")
@@ -165,7 +165,7 @@ def test_the_largest_expression_that_is_allowed_is_evaluated() -> None:
 
 @pytest.mark.parametrize("text", HOSTILE_TEXTS, ids=range(len(HOSTILE_TEXTS)))
 def test_hostile_texts_of_alerts_are_refused(text: str) -> None:
-    """Also where the document is read: nothing of an attribute is ever looked up."""
+    """Parser and loader refuse hostile texts of alerts: a text never reads an attribute."""
     with pytest.raises(MessageError):
         parse_message(text)
     loaded = load_values({"rules": [{"name": "a", "when": "loss > 1", "do": {"alert": text}}]})

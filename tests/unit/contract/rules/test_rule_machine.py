@@ -26,7 +26,7 @@ def evaluator_of(*rules: dict[str, Any], **more: Any) -> Evaluator:
 
 
 def told(values: str, rule: dict[str, Any]) -> str:
-    """What a rule on `x > 0` tells: values 1, 0, ? (missing) and - (none), a step and 10 s each; F, C or a dot."""
+    """Return F (fired), C (cleared) or a dot for each value of x under `x > 0`: 1, 0, ? (missing), - (not reported)."""
     evaluator = evaluator_of({"when": "x > 0", **rule})
     found = ""
     for step, value in enumerate(values):

@@ -1,4 +1,4 @@
-"""Whose a rule is: the training's, or the control plane's; what cannot be done there; signals."""
+"""Test the placement of rules in the training or the control plane, the actions possible there, and signals."""
 
 from __future__ import annotations
 

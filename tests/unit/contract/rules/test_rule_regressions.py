@@ -1,4 +1,4 @@
-"""What the language that this replaces got wrong: metrics that are not there, results that are no truth, clocks."""
+"""Test faults of the replaced rule language: absent metrics, results that are no truth value, clocks."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_what_was_true_by_accident_or_ended_the_training_is_refused(text: str, c
 
 
 def test_two_underscores_in_a_row_are_part_of_a_name() -> None:
-    """They were refused wherever they stood, also in a text."""
+    """A name may contain two underscores in a row; the replaced language refused them, even within a text."""
     assert evaluator_of("a__b > 1").observe({"a__b": 2.0}, step=1, now=1.0)
 
 
@@ -76,7 +76,7 @@ def test_what_is_not_known_neither_counts_nor_resets() -> None:
 
 
 def test_a_window_before_the_first_evaluation_decides_nothing() -> None:
-    """It was a KeyError, and the end of the training."""
+    """A window without a value decides nothing; in the replaced language a KeyError ended the training."""
     evaluator = evaluator_of("mean(eval.loss, 2) > 1 or lag(eval.loss, 1) > 1", on=["step", "evaluate"])
     assert not any(evaluator.observe({"loss": 9.0}, step=step, now=0.0) for step in range(5))
     assert not evaluator.observe({"eval.loss": 2.0}, step=5, now=0.0, event="evaluate")
@@ -85,7 +85,7 @@ def test_a_window_before_the_first_evaluation_decides_nothing() -> None:
 
 @pytest.mark.parametrize("stream", [[1.0] * 8, [1.0, None] * 4, [1.0, float("nan")] * 4, [float("inf")] * 8])
 def test_it_fires_once_while_it_lasts_and_not_every_third_time(stream: list[float | None]) -> None:
-    """A patience of 2 fired at the third true check, and then at every third, without end."""
+    """A rule fires once while its condition holds; a patience of 2 fired at every third true check."""
     evaluator = evaluator_of("x > 0 or isnan(x)", **{"for": "3 checks"})
     fired = [step for step, x in enumerate(stream) for _ in evaluator.observe({"x": x}, step=step, now=0.0)]
     assert len(fired) == 1
@@ -95,7 +95,7 @@ JUMP_S = 6 * 3600.0
 
 
 def test_a_clock_that_jumps_ahead_counts_as_time_that_has_gone() -> None:
-    """A machine that slept: a duration is over, a window over one has what came within it, an age is as great."""
+    """The time that a machine slept counts in durations, in windows and in ages."""
     held = evaluator_of("x > 0", **{"for": "10m"})
     window = evaluator_of("count(x, 10m) < 2", on="step")
     aged = evaluator_of("age(y) > 1h", on="step")

@@ -132,7 +132,7 @@ HIGH = {"when": "loss > 5"}
 def revised(
     before: dict[str, Any], after: dict[str, Any], *, at: int, steps: int = 30, losses: dict[int, float] | None = None
 ) -> tuple[list[RestoredRule], list[tuple[int, str]]]:
-    """One rule, replaced by another before step `at`; what becomes of its counters, and what both tell."""
+    """Replace a rule by another before step `at`; return the carried counters, and the verdicts of both rules."""
     evaluator, carried = Evaluator(rules_of(before)), []
     told = []
     for step in range(1, steps):

@@ -1,0 +1,103 @@
+"""A node whose command takes no part in the elastic training is refused before it trains a model of its own."""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Callable
+
+import pytest
+
+from baton.contract.elastic.world import WorldSeat
+from baton.contract.jobs.job import FailureClass
+from baton.contract.worker.calls import Directive
+from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
+from gpu_client.agent.process.failures import ExitStatus
+from gpu_client.transport.errors import Unreachable
+from tests.unit.agent.agent_kit import make_answer
+from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint
+from tests.unit.agent.test_job_run_rules import CONTROL, decision
+
+SEAT = WorldSeat(job="146683a1-0000-4000-8000-000000000000", seat=1, min=2, max=4)
+
+
+def join(trainer: Trainer) -> None:
+    """Make the first world call of `session.elastic`, which the scripted control plane does not answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(json.loads(trainer.env["BATON_WORLD"])["socket"])
+        program = {"torch": "2.0", "engine": "wire", "codec": "int8", "parameters": 1, "model_sha256": "0" * 64}
+        body = {"node": "1.3.9f86d081", "program": program}
+        connection.sendall(json.dumps({"call": "join", "body": body}).encode() + b"\n")
+        connection.makefile("rb").readline()
+
+
+@pytest.fixture
+def elastic(stage: Stage) -> Stage:
+    def refuse(*_: object) -> None:
+        raise Unreachable("the control plane is away")
+
+    for name in ("world", "join_world", "propose_epoch", "report_world"):
+        setattr(stage.client, name, refuse)
+    return stage
+
+
+@pytest.mark.parametrize(
+    "work",
+    [lambda trainer: trainer.connect().report(1, 10, {}), lambda trainer: checkpoint(trainer, 10)],
+    ids=["a report", "a checkpoint without the session"],
+)
+def test_a_command_that_trains_alone_is_stopped_at_its_first_sign(
+    elastic: Stage, work: Callable[[Trainer], object]
+) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            work(trainer)
+
+    elastic.act = act
+    assert elastic.run(world=SEAT) is AttemptOutcome.FAILED
+    request = elastic.last_report()
+    assert request.failure_class is FailureClass.BAD_INPUT
+    assert "never called session.elastic" in request.message and "submit the job without nodes" in request.message
+    assert elastic.trainer.stops[0] == 0 and elastic.committed == []
+
+
+def test_a_silent_command_fails_at_its_end(elastic: Stage) -> None:
+    assert elastic.run(world=SEAT) is AttemptOutcome.FAILED
+    assert elastic.last_report().failure_class is FailureClass.BAD_INPUT
+
+
+def test_a_phase_before_the_join_is_no_training(elastic: Stage) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            trainer.connect().report(7, 10, {}, phase=("latents", 3, 9))
+        if looks == 20:
+            join(trainer)
+            trainer.connect().report(8, 10, {})
+            checkpoint(trainer, 8)
+        if looks == 40:
+            trainer.ends(CLEAN)
+
+    elastic.act = act
+    assert elastic.run(world=SEAT) is AttemptOutcome.COMPLETE
+    assert elastic.committed == [8]
+
+
+def test_a_decision_that_the_training_tells_after_the_end_of_the_job_is_reported(elastic: Stage) -> None:
+    """Another node of the same round has completed the job first."""
+    elastic.client.heart.answers = [make_answer(Directive.CANCEL)]
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            join(trainer)
+            trainer.on_stop = lambda: tell_decision(trainer)
+
+    elastic.act = act
+    assert elastic.run(world=SEAT, control=CONTROL, heartbeat_interval_s=1) is AttemptOutcome.CANCELED
+    told = [one.control.decisions for one in elastic.client.heart.requests if one.control]
+    assert [[one.type for one in decisions] for decisions in told if decisions] == [["rule.fired"]]
+    assert not {"complete", "fail", "release"} & {name for name, _ in elastic.client.said}
+
+
+def tell_decision(trainer: Trainer) -> ExitStatus:
+    trainer.connect().send_steering(decision(7))
+    return SIGTERMED
