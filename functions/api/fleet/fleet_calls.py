@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from hashlib import blake2b
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import (
@@ -20,7 +22,7 @@ from baton.contract.fleets.fleet import (
 from baton.contract.fleets.registries import registry_of
 from baton.contract.names import RENT_FLEET_PATTERN
 from functions.api.fleet.store import fleet_time, require_store
-from functions.api.http.context import ApiCall, Context
+from functions.api.http.context import ApiCall, Context, WithHeaders
 from functions.domain.errors import Refusal, WriteConflict
 from functions.fleet.accounts import no_account
 from functions.fleet.ledger import bounds, reserved_usd
@@ -78,15 +80,25 @@ def _describe_replaced(context: Context, before: StoredFleet, spec: FleetSpec) -
     )
 
 
-def list_fleets(context: Context, call: ApiCall) -> FleetPage:
+def list_fleets(context: Context, call: ApiCall) -> WithHeaders:
     """List the tenant's fleets by name, without those of ended jobs."""
     found = [view_fleet(context, call, fleet) for fleet in require_store(context).fleets(call.tenant)]
-    return FleetPage(fleets=[one for one in found if one.job_id is None or one.machines or not one.stopped])
+    listed = [one for one in found if one.job_id is None or one.machines or not one.stopped]
+    return _revalidating(FleetPage(fleets=listed), listed)
 
 
-def show(context: Context, call: ApiCall) -> FleetView:
+def show(context: Context, call: ApiCall) -> WithHeaders:
     """Return a fleet with its money and its machines."""
-    return view_fleet(context, call, require_fleet(context, call))
+    fleet = view_fleet(context, call, require_fleet(context, call))
+    return _revalidating(fleet, [fleet])
+
+
+def _revalidating(answer: FleetPage | FleetView, fleets: Sequence[FleetView]) -> WithHeaders:
+    """Return the answer with an ETag of all but the time of the answer, which alone is no news."""
+    digest = blake2b(digest_size=12)
+    for one in fleets:
+        digest.update(one.model_copy(update={"at": 0}).model_dump_json().encode())
+    return WithHeaders(answer, {"etag": f'W/"{digest.hexdigest()}"'})
 
 
 def stop(context: Context, call: ApiCall) -> FleetView:

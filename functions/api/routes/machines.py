@@ -22,6 +22,7 @@ from baton.contract.fleets.fleet import (
     PreflightDownload,
 )
 from baton.contract.fleets.job_machines import JobMachines
+from baton.contract.fleets.machine_history import MachineHistory, MachineHistoryQuery
 from baton.contract.fleets.plan import FleetPlan, OfferPage, OffersRequest, PlanRequest
 from baton.contract.fleets.providers import (
     Ec2Account,
@@ -39,6 +40,7 @@ from functions.api.fleet import (
     fleet_calls,
     job_machines,
     machine_access,
+    machine_history,
     plan_calls,
     registry_calls,
 )
@@ -94,6 +96,14 @@ ROUTES: tuple[Route, ...] = (
     ),
     _fleet(
         "GET", "/fleets/{fleet}/events", fleet_calls.events, query=FleetQuery, answer=FleetEventPage, refuses=_FLEET
+    ),
+    _fleet(
+        "GET",
+        "/fleets/{fleet}/history",
+        machine_history.machine_history,
+        query=MachineHistoryQuery,
+        answer=MachineHistory,
+        refuses=_FLEET,
     ),
     _fleet(
         "POST",
