@@ -109,8 +109,11 @@ def _apply_report(
     own = rules.apply_report(job, report, commands=(), control=None, now=now)
     kept = replace(own, events=(), control=None)
     elastic = context.jobs.get(seat.job)
-    if elastic is None or elastic.state.terminal:
+    if elastic is None or elastic.generation != job.generation:
         return kept, ()
+    if elastic.state.terminal:
+        # The job ends by one write and the seat by a later one. In between, the seat's last decisions arrive.
+        return kept, tell_of_node(elastic, seat.seat, own.events, now=now).writes if own.events else ()
     effects = _read_effects(context, elastic, report.model_copy(update={"decisions": []}), now)
     records = [*effects.commands, *([effects.control] if effects.control is not None else ())]
     writes: tuple[Write, ...] = tuple(Put(owner=elastic.id, record=one) for one in records)

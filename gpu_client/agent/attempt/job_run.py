@@ -22,7 +22,7 @@ from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome, AttemptRep
 from gpu_client.agent.attempt.checkpoint_scheduler import CheckpointScheduler
 from gpu_client.agent.attempt.goodput import Activity
 from gpu_client.agent.attempt.lease import LeaseKeeper, LeaseLoss, is_key_refused
-from gpu_client.agent.attempt.outage_tolerance import LeasedCalls
+from gpu_client.agent.attempt.outage_tolerance import CALL_BUDGET_S, HURRIED_BUDGET_S, LeasedCalls
 from gpu_client.agent.attempt.required_outputs import check_outputs, collect_declared_outputs, deliver_until_stored
 from gpu_client.agent.attempt.steps import StepContext, StepRunner, StepsResult
 from gpu_client.agent.control.channel_messages import TrainingProgress
@@ -104,7 +104,7 @@ class JobRun:
         self._output.signals.set_rules(item.control.rules if item.control else None)
         self._shipper: LogShipper | None = None
         self._control = ControlRelay(item.control, attempt=item.epoch)
-        self._heart = heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
+        heart = client.within(heartbeat_budget_s(item.heartbeat_interval_s))
         self._keeper = LeaseKeeper(
             item,
             lambda request: heart.heartbeat(item.id, item.lease_token, request),
@@ -433,14 +433,18 @@ class JobRun:
 
     def _tell_last_decisions(self) -> None:
         """Report the decisions that no heartbeat has carried: another node may have ended the job before this node."""
-        report = self._control.report()
-        if not report.decisions:
-            return
-        request = HeartbeatRequest(**self._settings.identity().model_dump(), control=report)
-        try:
-            self._heart.heartbeat(self._item.id, self._item.lease_token, request)
-        except BatonError as error:
-            logger.warning("job %s: %d decisions of rules are lost: %s", self._item.id, len(report.decisions), error)
+        # No later call repeats this one, therefore the call has more time than a heartbeat.
+        client = self._client.within(HURRIED_BUDGET_S if self._stop.is_set() else CALL_BUDGET_S)
+        while (report := self._control.report()).decisions:
+            request = HeartbeatRequest(**self._settings.identity().model_dump(), control=report)
+            try:
+                answer = client.heartbeat(self._item.id, self._item.lease_token, request)
+            except BatonError as error:
+                logger.warning(
+                    "job %s: %d decisions of rules are lost: %s", self._item.id, len(report.decisions), error
+                )
+                return
+            self._control.acknowledge(report, answer)
 
     def _flush_before_report(self) -> None:
         """Send the decisions that fit into no report, and the last log lines."""

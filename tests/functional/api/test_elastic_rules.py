@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
+from functions.domain.errors import StorageUnavailable
 from functions.domain.jobs.transaction import Transaction
 from tests.functional.api.test_elastic_jobs import NODES, claim, states
 from tests.kits.api.harness import NOW, Api, Held
@@ -173,6 +174,54 @@ def test_decisions_outlive_a_job_that_another_member_ends_during_the_report(
     body = {"job_id": first.id, "artifacts": [], "control": control}
     assert first.post("/complete", body).status >= 400
     assert [data["rule"] for kind, data in events(api, job) if kind == "rule.fired"] == ["high"]
+
+
+def test_decisions_outlive_a_job_that_has_ended_before_its_nodes(
+    api: Api, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The job ends by one write and each of its other nodes by a later one; a report may arrive in between."""
+    first, second = claim(api, 2)
+    fired = {"number": 1, "type": "rule.fired", "rule": "high", "revision": 1, "step": 7, "at": NOW}
+    write = api.context.jobs.apply
+
+    def apply(change: Transaction) -> None:
+        if api.job(job)["state"] == "complete":
+            monkeypatch.undo()
+            assert first.report(1, decisions=[fired]).ok()["directive"] == "continue"
+        write(change)
+
+    monkeypatch.setattr(api.context.jobs, "apply", apply)
+    complete(second)
+    assert first.report(1, decisions=[fired]).ok()["directive"] == "cancel"
+    assert [data["rule"] for kind, data in events(api, job) if kind == "rule.fired"] == ["high"]
+
+
+def test_decisions_of_an_earlier_training_are_no_events_of_a_retried_job_whose_nodes_still_run(
+    api: Api, job: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = claim(api, 2)
+    fired = {"number": 1, "type": "rule.fired", "rule": "high", "revision": 1, "step": 7, "at": NOW}
+    write = api.context.jobs.apply
+    reports = []
+
+    def fail(change: Transaction) -> None:
+        if api.job(job)["state"] == "failed":
+            raise StorageUnavailable("the storage is away")
+        write(change)
+
+    def apply(change: Transaction) -> None:
+        elastic = api.context.jobs.get(job)
+        if elastic is not None and elastic.generation:
+            monkeypatch.undo()
+            reports.append(first.report(1, decisions=[fired]).ok()["directive"])
+        write(change)
+
+    monkeypatch.setattr(api.context.jobs, "apply", fail)
+    second.fail(failure_class="stopped_by_rule", message="rule high at step 7", ended_by=BY).ok()
+    monkeypatch.setattr(api.context.jobs, "apply", apply)
+    api.post(f"/job/{job}/retry").ok()
+    assert reports == ["continue"]
+    assert "rule.fired" not in [kind for kind, _ in events(api, job)]
 
 
 def test_decisions_of_an_earlier_training_are_no_events_of_a_retried_job(api: Api, job: str) -> None:

@@ -11,6 +11,7 @@ import pytest
 from baton.contract.elastic.world import WorldSeat
 from baton.contract.jobs.job import FailureClass
 from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import MAX_DECISIONS
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.transport.errors import Unreachable
@@ -98,6 +99,35 @@ def test_a_decision_that_the_training_tells_after_the_end_of_the_job_is_reported
     assert not {"complete", "fail", "release"} & {name for name, _ in elastic.client.said}
 
 
-def tell_decision(trainer: Trainer) -> ExitStatus:
-    trainer.connect().send_steering(decision(7))
+def test_all_decisions_after_the_end_of_the_job_are_reported(elastic: Stage) -> None:
+    """One report has room for ten."""
+    elastic.client.heart.answers = [make_answer(Directive.CANCEL)]
+    steps = range(7, 7 + 2 * MAX_DECISIONS + 1)
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            join(trainer)
+            trainer.on_stop = lambda: tell_decision(trainer, *steps)
+
+    elastic.act = act
+    assert elastic.run(world=SEAT, control=CONTROL, heartbeat_interval_s=1) is AttemptOutcome.CANCELED
+    told = [one.control.decisions for one in elastic.client.heart.requests if one.control]
+    assert [one.step for decisions in told for one in decisions] == [*steps]
+
+
+def test_decisions_without_an_answer_end_with_the_attempt(elastic: Stage) -> None:
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            join(trainer)
+            elastic.client.heart.answers = [make_answer(Directive.CANCEL), Unreachable("the control plane is away")]
+            trainer.on_stop = lambda: tell_decision(trainer, 7)
+
+    elastic.act = act
+    assert elastic.run(world=SEAT, control=CONTROL, heartbeat_interval_s=1) is AttemptOutcome.CANCELED
+    assert [len(one.control.decisions) for one in elastic.client.heart.requests if one.control][-1] == 1
+
+
+def tell_decision(trainer: Trainer, *steps: int) -> ExitStatus:
+    for step in steps or (7,):
+        trainer.connect().send_steering(decision(step))
     return SIGTERMED
