@@ -29,6 +29,22 @@ class SessionByCode(WireModel):
     code: Annotated[str, Field(min_length=1, max_length=255)]
 
 
+class SessionPreview(AnswerModel):
+    """Answer to `POST /sessions/preview`: the tenant and the key that a one-time link signs in to.
+
+    Example: `{"tenant": "acme", "key_id": "k3f9a0b1", "key_name": "laptop", "scopes": ["submit"],
+    "expires_at": 1790000060}`
+    """
+
+    tenant: str
+    key_id: str
+    key_name: str
+    scopes: list[Scope]
+    """Scopes of the session."""
+    expires_at: EpochSeconds
+    """End of the link."""
+
+
 class SessionByKey(WireModel):
     """Body of `POST /sessions` with an API key. Example: `{"key": "baton_k3f9a0b1_s3cr3t"}`"""
 

@@ -23,6 +23,9 @@ export async function token({ fresh = false } = {}) {
   return (await renewal).token;
 }
 
+/** Return `{tenant, key_id, key_name, scopes}` of a one-time link's `code`, which stays valid. Throws ApiError. */
+export const previewOf = (code) => post("/sessions/preview", { code });
+
 /** Sign in with `{code}` of a one-time link or with `{key}`. Throws ApiError. */
 export async function signIn(proof) {
   await post("/sessions", proof);

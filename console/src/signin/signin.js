@@ -1,24 +1,28 @@
 import { useEffect, useState } from "preact/hooks";
-import { session, signIn, token } from "../core/session.js";
+import { previewOf, session, signIn, token } from "../core/session.js";
 import { useSignal } from "../core/signal.js";
 import { html } from "../core/html.js";
 
 const REPEAT_S = 3;
+const PERMITS = { submit: "see and steer jobs", admin: "manage keys and webhooks" };
 
 /** Sign in: by the code of a link, by the cookie of an earlier sign-in, or with a pasted key. */
 export function SignIn({ code }) {
   const { state } = useSignal(session);
-  const [waits, setWaits] = useState(true);
+  const [waits, setWaits] = useState(state !== "out");
+  // The code of a link, until it is used, refused or declined.
+  const [unused, setUnused] = useState(state === "out" ? null : code);
+  const [offer, setOffer] = useState(null);
   const [refusal, setRefusal] = useState(null);
   const [away, setAway] = useState(false);
 
   useEffect(() => {
-    if (state === "out") return undefined;
+    if (!waits) return undefined;
     let timer;
-    let unused = code;
     const attempt = async () => {
       try {
-        await (unused ? signIn({ code: unused }) : token());
+        if (unused) setOffer(await previewOf(unused));
+        else await token();
       } catch (error) {
         if (error.status === undefined) throw error;
         setAway(error.passing);
@@ -27,10 +31,7 @@ export function SignIn({ code }) {
           return;
         }
         if (unused) {
-          // The link is over; a session of an earlier sign-in may still be there.
-          setRefusal(error);
-          unused = null;
-          await attempt();
+          leaveLink(error);
           return;
         }
       }
@@ -38,14 +39,22 @@ export function SignIn({ code }) {
     };
     attempt();
     return () => clearTimeout(timer);
-  }, []);
+  }, [waits, unused]);
 
-  if (waits && state === "unknown") {
+  /** Forget the link; a session of an earlier sign-in may still be there. */
+  const leaveLink = (error = null) => {
+    setRefusal(error);
+    setOffer(null);
+    setUnused(null);
+    setWaits(true);
+  };
+  if (waits) {
     return html`<main class="signin"><div class="signin-wait" role="status">
       <span class="brand-mark" aria-hidden="true"></span>
       ${away ? "The control plane does not answer. Trying again …" : "Signing in …"}
     </div></main>`;
   }
+  if (offer) return html`<${Consent} code=${unused} offer=${offer} onLeave=${leaveLink} />`;
   return html`<main class="signin">
     <div class="signin-card">
       <div class="brand"><span class="brand-mark" aria-hidden="true"></span>Baton</div>
@@ -56,6 +65,41 @@ export function SignIn({ code }) {
       <p class="soft">The command opens this page by a link that works once, for a minute.</p>
       <div class="or"><span>or</span></div>
       <${KeyForm} />
+    </div>
+  </main>`;
+}
+
+/**
+ * Ask before a link signs in: a link that somebody else sent would sign the reader in to the sender's tenant, where the
+ * sender sees all that the reader submits.
+ */
+function Consent({ code, offer, onLeave }) {
+  const [busy, setBusy] = useState(false);
+  const [refusal, setRefusal] = useState(null);
+  const accept = async () => {
+    setBusy(true);
+    try {
+      await signIn({ code });
+    } catch (error) {
+      if (error.status === undefined) throw error;
+      if (!error.passing) return onLeave(error);
+      setRefusal(error);
+      setBusy(false);
+    }
+  };
+  return html`<main class="signin">
+    <div class="signin-card">
+      <div class="brand"><span class="brand-mark" aria-hidden="true"></span>Baton</div>
+      <h1>Sign in to tenant ${offer.tenant}?</h1>
+      <dl>
+        <dt>Key</dt><dd>${offer.key_name}<br /><code>${offer.key_id}</code></dd>
+        <dt>Permits</dt><dd>${offer.scopes.map((scope) => PERMITS[scope]).join("; ")}</dd>
+      </dl>
+      <p class="soft">Sign in if you made this link: <code>baton console</code> and the demos print it. Who sent a link to you sees in this
+        tenant all that you submit there.</p>
+      ${refusal && html`<p class="inline-error" role="alert">${refusal.message}</p>`}
+      <button class="button button-primary button-wide" disabled=${busy} onClick=${accept}>${busy ? "Signing in …" : "Sign in"}</button>
+      <button class="button button-wide" disabled=${busy} onClick=${() => onLeave()}>Stay out</button>
     </div>
   </main>`;
 }

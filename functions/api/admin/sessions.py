@@ -9,7 +9,14 @@ from dataclasses import replace
 from urllib.parse import urlsplit
 
 from baton.contract.admin.keys import KeyView
-from baton.contract.admin.sessions import SESSION_COOKIE, SessionByCode, SessionByKey, SessionLink, SessionToken
+from baton.contract.admin.sessions import (
+    SESSION_COOKIE,
+    SessionByCode,
+    SessionByKey,
+    SessionLink,
+    SessionPreview,
+    SessionToken,
+)
 from baton.contract.errors import ErrorCode
 from baton.contract.names import KEY_PREFIX, KeyKind
 from functions.api.http.context import ApiCall, Context, NoContent, WithHeaders
@@ -36,17 +43,33 @@ def open_session(context: Context, call: ApiCall) -> WithHeaders:
     if isinstance(body, SessionByKey):
         opener, session_id = _require_opener(authenticate(context.tokens, body.key, call.now), field="key"), None
     else:
-        link = authenticate(context.tokens, body.code, call.now, kinds={KeyKind.LINK})
-        found = context.tokens.get_key(link.parent or "") if isinstance(link, ApiKey) else None
-        if isinstance(link, ErrorCode) or found is None:
-            raise Refusal(ErrorCode.SESSION_CODE_INVALID, field="code")
-        opener, session_id = found, session_id_of(link)
+        link, opener = _require_link(context, call, body.code)
+        session_id = session_id_of(link)
     try:
         session, cookie = _store(context, opener, KeyKind.SESSION, call.now, session_id)
     except WriteConflict:
-        raise Refusal(ErrorCode.SESSION_CODE_INVALID, "The one-time link was used already.", field="code") from None
+        raise _used_already() from None
     max_age_s = (session.expires_at or call.now) - call.now
     return _with_cookie(call, KeyView.model_validate(session, from_attributes=True), cookie, max_age_s)
+
+
+def preview_session(context: Context, call: ApiCall) -> SessionPreview:
+    """Name the tenant and the key of a one-time link, which stays valid.
+
+    A link that somebody else sends signs its reader in to the sender's tenant, so the page asks the reader first.
+    """
+    _require_own_origin(call)
+    body: SessionByCode = call.body
+    link, opener = _require_link(context, call, body.code)
+    if context.tokens.get_key(session_id_of(link)) is not None:
+        raise _used_already()
+    return SessionPreview(
+        tenant=link.tenant,
+        key_id=opener.id,
+        key_name=opener.name,
+        scopes=list(link.scopes),
+        expires_at=link.expires_at or call.now,
+    )
 
 
 def issue_token(context: Context, call: ApiCall) -> SessionToken:
@@ -80,6 +103,19 @@ def _store(context: Context, parent: ApiKey, kind: KeyKind, now: int, key_id: st
     key = derive_key(parent, kind, key_id=key_id or context.random.key_id(), secret=secret, now=now)
     context.tokens.put_key(key)
     return key, f"{KEY_PREFIX}_{key.id}_{secret}"
+
+
+def _require_link(context: Context, call: ApiCall, code: str) -> tuple[ApiKey, ApiKey]:
+    """Return a valid link and the key that made the link."""
+    link = authenticate(context.tokens, code, call.now, kinds={KeyKind.LINK})
+    opener = context.tokens.get_key(link.parent or "") if isinstance(link, ApiKey) else None
+    if isinstance(link, ErrorCode) or opener is None:
+        raise Refusal(ErrorCode.SESSION_CODE_INVALID, field="code")
+    return link, opener
+
+
+def _used_already() -> Refusal:
+    return Refusal(ErrorCode.SESSION_CODE_INVALID, "The one-time link was used already.", field="code")
 
 
 def _require_opener(key: ApiKey | ErrorCode, *, field: str) -> ApiKey:

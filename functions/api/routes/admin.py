@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from baton.contract.admin.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, KeyView
-from baton.contract.admin.sessions import SessionByCode, SessionByKey, SessionLink, SessionToken
+from baton.contract.admin.sessions import SessionByCode, SessionByKey, SessionLink, SessionPreview, SessionToken
 from baton.contract.admin.shares import ShareCreated, ShareRequest
 from baton.contract.admin.webhooks import (
     DeliveryPage,
@@ -46,6 +46,14 @@ ROUTES: tuple[Route, ...] = (
             E.KEY_EXPIRED,
             E.WRONG_SCOPE,
         ),
+    ),
+    _browser(
+        "POST",
+        "/sessions/preview",
+        sessions.preview_session,
+        body=(SessionByCode,),
+        answer=SessionPreview,
+        refuses=(E.ORIGIN_REFUSED, E.SESSION_CODE_INVALID),
     ),
     _browser(
         "POST",

@@ -40,8 +40,9 @@ class Desk:
         return page
 
     def sign_in(self, place: str = "/jobs", key: str = "admin") -> Any:
-        """Sign in by a link, and go to a place of the console."""
+        """Sign in by a link, with the one click that the page asks for, and go to a place of the console."""
         page = self.open(self.link(key))
+        page.get_by_role("button", name="Sign in").click()
         page.get_by_role("navigation").wait_for()
         if place != "/jobs":
             page.goto(f"{self.stack.url}/console#{place}")

@@ -8,6 +8,11 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from baton.contract.names import Scope
+from functions.api.admin.keys import generate_key
+from functions.handlers.wiring import SystemRandomness
+from functions.storage.dynamodb.tokens import DynamoTokenStore
+from gpu_client.transport.api.client import BatonClient
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import Scene
 from tests.kits.stack.stack import Stack
@@ -18,7 +23,11 @@ MAX_REQUESTS = 5
 def test_a_link_signs_in_once_and_leaves_no_secret_in_the_page(desk: Desk, stack: Stack) -> None:
     link = desk.link()
     page = desk.open(link)
-    page.get_by_role("heading", name="Jobs").wait_for()
+    expect(page.get_by_role("heading", name="Sign in to tenant default?")).to_be_visible()
+    assert "code=" not in page.url
+    assert desk.complaints(page) == []
+    page.get_by_role("button", name="Sign in").click()
+    page.get_by_role("heading", name="Jobs", exact=True).wait_for()
     assert page.url == f"{stack.url}/console#/jobs"
     kept = page.evaluate("[document.cookie, Object.keys(localStorage), Object.keys(sessionStorage), history.length]")
     assert kept[:3] == ["", [], []]
@@ -31,6 +40,39 @@ def test_a_link_signs_in_once_and_leaves_no_secret_in_the_page(desk: Desk, stack
     assert desk.complaints(again) == []
 
 
+def test_a_link_of_somebody_else_signs_in_after_consent_alone(desk: Desk, stack: Stack) -> None:
+    """A link that is sent to a reader names tenant and key, and changes no session before the reader agrees."""
+    key, whole = generate_key(
+        SystemRandomness(), tenant="attacker", name="<b>your key</b>", scopes=[Scope.SUBMIT], now=0, expires_at=None
+    )
+    DynamoTokenStore(stack.tables, stack.prefix).put_key(key)
+    with BatonClient(stack.url, whole) as sender:
+        link = sender.make_session_link().url
+    page = desk.sign_in()
+    sent = desk.open(link)
+    expect(sent.get_by_role("heading", name="Sign in to tenant attacker?")).to_be_visible()
+    expect(sent.get_by_text("<b>your key</b>")).to_be_visible()
+    assert key.id in sent.locator(".signin-card").inner_text()
+    assert [request for request in desk.requests if request.endswith("/sessions")] == [f"POST {stack.url}/sessions"]
+    sent.get_by_role("button", name="Stay out").click()
+    sent.get_by_role("heading", name="Jobs", exact=True).wait_for()
+    assert sent.locator(".account-who strong").inner_text() == "default", "the earlier session goes on"
+    page.reload()
+    assert page.locator(".account-who strong").inner_text() == "default"
+
+
+def test_a_link_that_ends_before_consent_is_refused(desk: Desk, stack: Stack) -> None:
+    link = desk.link()
+    page, other = desk.open(link), desk.open(link)
+    other.get_by_role("button", name="Sign in").click()
+    other.get_by_role("heading", name="Jobs", exact=True).wait_for()
+    other.get_by_role("button", name="Sign out").click()
+    other.get_by_label("API key").wait_for()
+    page.get_by_role("button", name="Sign in").click()
+    expect(page.get_by_role("alert")).to_contain_text("used already")
+    assert page.get_by_label("API key").is_visible()
+
+
 def test_a_pasted_key_signs_in_and_a_wrong_one_is_refused(desk: Desk, stack: Stack) -> None:
     page = desk.open()
     page.get_by_label("API key").fill("baton_wrong_key")
@@ -38,7 +80,7 @@ def test_a_pasted_key_signs_in_and_a_wrong_one_is_refused(desk: Desk, stack: Sta
     expect(page.get_by_role("alert")).to_contain_text("not known")
     page.get_by_label("API key").fill(stack.keys["submit"])
     page.get_by_role("button", name="Sign in").click()
-    page.get_by_role("heading", name="Jobs").wait_for()
+    page.get_by_role("heading", name="Jobs", exact=True).wait_for()
     page.get_by_role("button", name="Sign out").click()
     page.get_by_label("API key").wait_for()
     page.reload()
@@ -50,13 +92,13 @@ def test_a_revoked_session_ends_at_the_sign_in_page(desk: Desk, stack: Stack) ->
     key_id = page.locator(".account-who").get_attribute("title").removeprefix("Key ")
     stack.client.revoke_key(key_id)
     page.get_by_label("API key").wait_for()
-    assert page.get_by_role("heading", name="Jobs").count() == 0
+    assert page.get_by_role("heading", name="Jobs", exact=True).count() == 0
 
 
 def test_a_second_tab_is_signed_in_and_out_with_the_first(desk: Desk) -> None:
     first = desk.sign_in()
     second = desk.open()
-    second.get_by_role("heading", name="Jobs").wait_for()
+    second.get_by_role("heading", name="Jobs", exact=True).wait_for()
     first.get_by_role("button", name="Sign out").click()
     first.get_by_label("API key").wait_for()
     second.get_by_label("API key").wait_for()
@@ -110,5 +152,6 @@ def test_a_wrong_clock_changes_neither_the_session_nor_ages(desk: Desk, scene: S
     page = desk.context.new_page()
     page.clock.install(time=wrong)
     page.goto(desk.link())
+    page.get_by_role("button", name="Sign in").click()
     row = page.get_by_role("row").filter(has_text=job_id[:8])
     expect(row.get_by_role("cell").nth(7)).to_have_text(re.compile(r"now|\d+ s"))

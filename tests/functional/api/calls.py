@@ -74,6 +74,7 @@ _BODIES: dict[str, Any] = {
     "POST /machines/heartbeat": {},
     "POST /keys": {"name": "k", "scopes": ["submit"]},
     "POST /sessions": {"code": "baton_k3f9a0b1_s3cr3t"},
+    "POST /sessions/preview": {"code": "baton_k3f9a0b1_s3cr3t"},
     "POST /webhooks": {"url": "https://hooks.example.com/baton"},
     "POST /webhooks/{id}/replay": {},
     "POST /recipes": {

@@ -81,6 +81,30 @@ def test_a_code_ends_with_its_minute_and_with_its_key(api: Api) -> None:
         api.post("/sessions", {"code": code}).refused(ErrorCode.SESSION_CODE_INVALID, "code")
 
 
+def test_a_code_names_its_tenant_and_key_before_it_is_used(api: Api) -> None:
+    """The page asks its reader first: a link that somebody else sends signs in to the sender's tenant."""
+    code = code_of(api, "rival_submit")
+    key_id = api.keys["rival_submit"].split("_")[1]
+    (key,) = [one for one in api.get("/keys", key="rival_admin").ok()["keys"] if one["id"] == key_id]
+    with api.unchanged():
+        for _ in range(2):
+            answer = api.post("/sessions/preview", {"code": code})
+            assert answer.ok() == {
+                "tenant": RIVAL,
+                "key_id": key_id,
+                "key_name": key["name"],
+                "scopes": ["submit"],
+                "expires_at": NOW + LINK_LIFE_S,
+            }
+            assert "set-cookie" not in answer.headers
+        for wrong in (f"{code}x", "baton_a", api.keys["submit"]):
+            api.post("/sessions/preview", {"code": wrong}).refused(ErrorCode.SESSION_CODE_INVALID, "code")
+    api.post("/sessions", {"code": code}).ok(201)
+    with api.unchanged():
+        used = api.post("/sessions/preview", {"code": code}).refused(ErrorCode.SESSION_CODE_INVALID, "code")
+        assert "used already" in used["message"]
+
+
 def test_a_code_opens_a_session_of_its_own_tenant(api: Api) -> None:
     mine, theirs = sign_in(api), code_of(api, "rival_submit")
     answer = api.request("POST", "/sessions", b'{"code": "%s"}' % theirs.encode(), mine)
@@ -179,6 +203,7 @@ def test_a_page_of_another_origin_is_refused(api: Api, sent: dict[str, str]) -> 
     with api.unchanged():
         for method, path, body in (
             ("POST", "/sessions", b'{"code": "%s"}' % code.encode()),
+            ("POST", "/sessions/preview", b'{"code": "%s"}' % code.encode()),
             ("POST", "/sessions/token", b""),
             ("DELETE", "/sessions/current", b""),
         ):
