@@ -72,6 +72,11 @@ class LocalCluster:
             self._worker_key = admin.create_key(KeyCreate(name="demo workers", scopes=[Scope.WORKER])).key
             self._admin_traffic = traffic_of(admin.stats.requests, admin.transfer.stats.as_dict())
             phase.ends_with("one to submit, one to work")
+        with self.user() as user:
+            link = user.make_session_link().url
+        self.screen.print_line(
+            f"\n[bold]Watch the demo in a browser.[/] This link signs in once, within a minute:\n{link}\n"
+        )
 
     def user(self) -> BatonClient:
         """Make a client with the user's key."""
