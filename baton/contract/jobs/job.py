@@ -35,6 +35,7 @@ from baton.contract.jobs.command_variables import command_problem
 from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.jobs.rent import RentSpec
+from baton.contract.jobs.rule_calls import DocumentFault
 from baton.contract.names import MAX_RINGS, RING_NAME_PATTERN
 from baton.contract.recipes.plan import RunPlan
 from baton.contract.worker.control import EndedBy, RulesText
@@ -203,6 +204,18 @@ class JobSubmit(WireModel):
         return parameters
 
 
+class JobChecked(AnswerModel):
+    """A job that a submission would accept, completed with the requirements and outputs of its recipe.
+
+    Example: `{"requirements": {"min_vram_gib": 24}, "outputs": ["model.safetensors"], "warnings": []}`
+    """
+
+    requirements: Requirements
+    outputs: list[str]
+    warnings: list[DocumentFault] = []
+    """Warnings about the rules."""
+
+
 class BatchSubmit(WireModel):
     """Several jobs at once: all are valid or none is accepted; a repeat with the same key is safe.
 
@@ -324,6 +337,8 @@ class JobPage(AnswerModel):
 
     jobs: list[JobView]
     next_cursor: str | None = None
+    counts: dict[JobState, int] | None = None
+    """With `counts=true`: the tenant's jobs by state, at most 100 of each; 100 means 100 or more."""
 
 
 class StopRequest(WireModel):

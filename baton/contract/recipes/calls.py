@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from baton.contract.base import AnswerModel, Cursor, EpochSeconds, PageLimit, WireModel
+from baton.contract.base import AnswerModel, Cursor, EpochSeconds, JsonObject, PageLimit, WireModel
 
 RECIPE_ID_PATTERN = r"^[a-z0-9][a-z0-9-]{0,62}@[1-9][0-9]{0,5}$"
 
@@ -35,10 +35,13 @@ class RecipeSummary(AnswerModel):
 class RecipeView(RecipeSummary):
     """A recipe with its document.
 
-    Example: `{"id": "digits@1", "description": "...", "built_in": true, "document": "name: digits\\nversion: 1\\n..."}`
+    Example: `{"id": "digits@1", "description": "...", "built_in": true, "document": "name: digits\\nversion: 1\\n...",
+    "recipe": {"name": "digits", "version": 1, "parameters": {}, "steps": []}}`
     """
 
     document: str
+    recipe: JsonObject
+    """The document as JSON, in which each field without a value has its default: the schema of a form."""
 
 
 class RecipeQuery(WireModel):

@@ -18,6 +18,7 @@ from baton.contract.jobs.dreambooth import DreamboothSubmit, OriginalEvent, Orig
 from baton.contract.jobs.history import AttemptPage, AttemptView, EventPage, EventView
 from baton.contract.jobs.job import (
     BatchSubmit,
+    JobChecked,
     JobPage,
     JobState,
     JobSubmit,
@@ -41,7 +42,12 @@ from functions.api.jobs.views import (
     view_original_event,
     view_original_job,
 )
-from functions.api.rules.rule_calls import has_control_plane_rules, require_checkable, require_sound_rules
+from functions.api.rules.rule_calls import (
+    has_control_plane_rules,
+    list_warnings,
+    require_checkable,
+    require_sound_rules,
+)
 from functions.api.rules.rule_evaluation_runs import evaluate_on_transition
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_decision
 from functions.api.worlds.seat_attempts import read_seat_attempts
@@ -58,6 +64,8 @@ from functions.domain.worlds.seats import with_seats
 _IDEMPOTENCY_NAMESPACE = uuid.UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 _BARE_LIST_LIMIT = 1000
 _PAGE_LIMIT = 100
+COUNTED_UP_TO = 100
+"""Most jobs of one state that a page counts: 2 read units of the index."""
 _SEATS_PER_BATCH = 4 * MAX_NODES
 """Limit of the nodes of all jobs of a batch, each of which is stored as a job."""
 _RETENTION_ENDS_WITHIN_S = 60
@@ -72,6 +80,8 @@ class JobsQuery(WireModel):
     order: Literal["asc", "desc"] = "asc"
     limit: PageLimit | None = None
     cursor: Cursor | None = None
+    counts: bool = False
+    """Count all jobs of the tenant by state, too; a bare list has no counts."""
 
 
 class PageQuery(WireModel):
@@ -84,8 +94,16 @@ class PageQuery(WireModel):
 def submit(context: Context, call: ApiCall) -> JobView | OriginalJob:
     """Submit a job; a repeat with the same Idempotency-Key answers with the same job."""
     key = call.headers.get("idempotency-key")
-    job = _submit_one(context, call, call.body, key)
+    job = _store(context, call, _plan_one(context, call, call.body, key))
     return view_original_job(job) if call.original else view_job(job)
+
+
+def check(context: Context, call: ApiCall) -> JobChecked:
+    """Check a job as a submission does, and store nothing."""
+    body: JobSubmit = call.body
+    spec = _plan_one(context, call, body, None).job.spec
+    warnings = list_warnings(body.rules or "", body.policy.max_silence_s)
+    return JobChecked(requirements=spec.requirements, outputs=spec.outputs, warnings=warnings)
 
 
 def submit_batch(context: Context, call: ApiCall) -> list[JobView]:
@@ -167,7 +185,14 @@ def list_jobs(context: Context, call: ApiCall) -> JobPage | list[JobView] | list
         )[0]
     limit = query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT)
     jobs, cursor = read_fitting_page(page, lambda items: [view_job(*one) for one in seen(items)], limit)
-    return jobs if bare else JobPage(jobs=jobs, next_cursor=cursor)
+    return jobs if bare else JobPage(jobs=jobs, next_cursor=cursor, counts=_count_jobs(context, call))
+
+
+def _count_jobs(context: Context, call: ApiCall) -> dict[JobState, int] | None:
+    query: JobsQuery = call.query
+    if not query.counts:
+        return None
+    return {state: context.jobs.count_jobs(call.tenant, state, up_to=COUNTED_UP_TO) for state in JobState}
 
 
 def get_job(context: Context, call: ApiCall) -> JobView | OriginalJob:
@@ -319,7 +344,7 @@ def _apply_transition(
     return answer_transition(settle(context.jobs, job, call.now))
 
 
-def _submit_one(context: Context, call: ApiCall, body: JobSubmit | DreamboothSubmit, key: str | None) -> Job:
+def _plan_one(context: Context, call: ApiCall, body: JobSubmit | DreamboothSubmit, key: str | None) -> Transaction:
     job_id = _choose_job_id(context, call, key)
     if isinstance(body, DreamboothSubmit):
         job, columns = legacy_api.convert_job(body, job_id)
@@ -331,7 +356,7 @@ def _submit_one(context: Context, call: ApiCall, body: JobSubmit | DreamboothSub
     _require_webhook(context, call, job.webhook, set())
     if job.rent is not None and not (key and context.jobs.get(job_id)):
         renting.require_rentable(context, call, [job])
-    return _store(context, call, _plan_job(context, call, job, spec, job_id=job_id, digest=digest))
+    return _plan_job(context, call, job, spec, job_id=job_id, digest=digest)
 
 
 def _require_rules(body: JobSubmit) -> None:

@@ -54,7 +54,7 @@ def list_recipes(context: Context, call: ApiCall) -> RecipePage:
     page = context.recipes.list(call.tenant, limit=query.limit, cursor=query.cursor)
     own = [_summarize(entry) for entry in page.items]
     built_in = [] if query.cursor else [_view_built_in(recipe_id) for recipe_id in built_in_ids()]
-    shown = [RecipeSummary(**view.model_dump(exclude={"document"})) for view in built_in if view]
+    shown = [RecipeSummary(**view.model_dump(exclude={"document", "recipe"})) for view in built_in if view]
     return RecipePage(recipes=[*shown, *own], next_cursor=page.cursor)
 
 
@@ -222,7 +222,8 @@ def _view_built_in(recipe_id: str) -> RecipeView | None:
     recipe, document = built_in_recipe(recipe_id), built_in_document(recipe_id)
     if recipe is None or document is None:
         return None
-    return RecipeView(id=recipe.id, description=recipe.description, built_in=True, document=document)
+    as_json = recipe.model_dump(mode="json")
+    return RecipeView(id=recipe.id, description=recipe.description, built_in=True, document=document, recipe=as_json)
 
 
 def _summarize(entry: RecipeEntry) -> RecipeSummary:
@@ -230,4 +231,5 @@ def _summarize(entry: RecipeEntry) -> RecipeSummary:
 
 
 def _view(stored: StoredRecipe) -> RecipeView:
-    return RecipeView(**_summarize(stored).model_dump(), document=stored.document)
+    recipe = _require_sound(stored.document).model_dump(mode="json")
+    return RecipeView(**_summarize(stored).model_dump(), document=stored.document, recipe=recipe)

@@ -9,7 +9,7 @@ from baton.contract.errors import ErrorCode as E
 from baton.contract.jobs.curves import CurvesQuery, CurvesView
 from baton.contract.jobs.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
 from baton.contract.jobs.history import AttemptPage, EventPage, EventView
-from baton.contract.jobs.job import BatchSubmit, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
+from baton.contract.jobs.job import BatchSubmit, JobChecked, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
 from baton.contract.jobs.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
 from baton.contract.worker.calls import TransitionAnswer
@@ -33,6 +33,9 @@ _steer = partial(_submitter, "POST", body_required=False, answer=TransitionAnswe
 
 ROUTES: tuple[Route, ...] = (
     _submit("/job", job_calls.submit, body=(JobSubmit, DreamboothSubmit), answer=JobView | OriginalJob),
+    _submitter(
+        "POST", "/jobs/check", job_calls.check, body=(JobSubmit,), answer=JobChecked, refuses=(*_SUBMIT, E.CONFLICT)
+    ),
     _submit("/jobs/batch", job_calls.submit_batch, body=(BatchSubmit,), answer=list[JobView]),
     _submitter(
         "GET",

@@ -104,6 +104,11 @@ def check_rules(_context: Context, call: ApiCall) -> RulesChecked:
     return RulesChecked(faults=_view_faults(faults), warnings=_view_faults(warnings))
 
 
+def list_warnings(text: str, silence_s: int) -> list[DocumentFault]:
+    """List the warnings about the rules of a job. `silence_s`: the highest age of a heartbeat."""
+    return _view_faults(_check_text(text, silence_s)[1])
+
+
 def give_command(context: Context, call: ApiCall) -> Command:
     """Give a command to a training; with an Idempotency-Key a repeat answers with the same command."""
     body: CommandRequest = call.body

@@ -16,6 +16,7 @@ PROGRAM = {"torch": "2.13.0", "engine": "wire", "codec": "int8", "parameters": 6
 
 _BODIES: dict[str, Any] = {
     "POST /job": {"command": ["train"]},
+    "POST /jobs/check": {"command": ["train"]},
     "POST /jobs/batch": {"jobs": [{"command": ["train"]}]},
     "POST /job/{id}/stop": {},
     "POST /job/{id}/pause": {},

@@ -55,6 +55,10 @@ def reasons(error: dict[str, Any]) -> dict[str, str]:
 
 def test_a_recipe_is_registered_and_shown_as_it_is(api: Api) -> None:
     view = api.post("/recipes", {"document": DOCUMENT}).ok()
+    assert api.get("/recipes/pair@1").ok() == view
+    recipe = view.pop("recipe")
+    assert recipe["parameters"]["word"]["required"] and recipe["parameters"]["steps"]["default"] == 10
+    assert recipe["inputs"] == [{"into": "pictures", "required": True, "description": "Pictures."}]
     assert view == {
         "id": "pair@1",
         "description": "Two steps.",
@@ -62,8 +66,7 @@ def test_a_recipe_is_registered_and_shown_as_it_is(api: Api) -> None:
         "created_at": NOW,
         "document": DOCUMENT,
     }
-    assert api.get("/recipes/pair@1").ok() == view
-    assert api.get("/recipes/pair%401").ok() == view
+    assert api.get("/recipes/pair%401").ok() == {**view, "recipe": recipe}
 
 
 def test_the_same_document_again_is_fine_another_one_is_refused(pushed: Api) -> None:
