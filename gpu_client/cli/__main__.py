@@ -14,7 +14,7 @@ def run() -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] in ("baton", "gpu_client"):
             raise
-        sys.stderr.write(f"baton: {error.name} is not installed. Install the command line: pip install 'baton[cli]'\n")
+        sys.stderr.write(f"baton: {error.name} is not installed. Run in a checkout of Baton: pip install '.[cli]'\n")
         return 1
     except KeyboardInterrupt:
         sys.stderr.write("baton: interrupted\n")

@@ -292,17 +292,22 @@ def _open_display(output: CommandOutput, place: str, *, as_json: bool) -> Iterat
     yield print_status
 
 
+def _package_error(error: ImportError) -> CliError:
+    remedy = "Run in a checkout of Baton: pip install '.[ring]'"
+    return CliError(f"rings need the package {error.name}", remedy)
+
+
 @contextmanager
 def ring_errors() -> Iterator[None]:
     """Convert errors of rings to CliError."""
     try:
         from gpu_client.ring.errors import RingError
     except ImportError as error:
-        raise CliError(f"rings need the package {error.name}", "Install with: pip install 'baton[ring]'") from error
+        raise _package_error(error) from error
     try:
         yield
     except ImportError as error:
-        raise CliError(f"rings need the package {error.name}", "Install with: pip install 'baton[ring]'") from error
+        raise _package_error(error) from error
     except RingError as error:
         raise CliError(error.problem, error.remedy, exit_code=ExitCode.FAILED) from error
     except OSError as error:

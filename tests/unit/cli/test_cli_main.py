@@ -217,7 +217,9 @@ def test_where_only_the_agent_is_installed(monkeypatch: pytest.MonkeyPatch, caps
     monkeypatch.setitem(sys.modules, "typer", None)
     assert run() == 1
     said = capsys.readouterr().err
-    assert said == "baton: typer is not installed. Install the command line: pip install 'baton[cli]'\n"
+    assert said == "baton: typer is not installed. Run in a checkout of Baton: pip install '.[cli]'\n", (
+        "the name baton at the package index belongs to another program"
+    )
 
 
 def test_what_is_missing_of_our_own_is_a_defect(monkeypatch: pytest.MonkeyPatch) -> None:
