@@ -127,6 +127,12 @@ def choose_profile(environ: Mapping[str, str], name: str | None) -> ConnectionPr
     if found is None:
         known = ", ".join(sorted(stored.profiles))
         there = f"existing profiles: {known}" if known else "there are no profiles yet"
+        if url or key:
+            is_set, lacks = ("BATON_API_URL", "BATON_API_KEY") if url else ("BATON_API_KEY", "BATON_API_URL")
+            raise NoProfileError(
+                f"{is_set} is set without {lacks}, and there is no profile {wanted!r} in {path}",
+                f"Set {lacks}, too - or create a profile with: baton login URL",
+            )
         raise NoProfileError(
             f"no profile {wanted!r} in {path}; {there}",
             "Create one with: baton login URL - or set BATON_API_URL and BATON_API_KEY.",

@@ -9,6 +9,7 @@ import pytest
 from gpu_client.cli.core.errors import CliError
 from gpu_client.cli.core.profiles import (
     ConnectionProfile,
+    NoProfileError,
     ProfileFile,
     choose_profile,
     load_profiles,
@@ -110,6 +111,12 @@ def test_half_of_the_environment(environ: dict[str, str]) -> None:
     assert choose_profile({**environ, "BATON_API_URL": "https://one/"}, None) == ONE
     with pytest.raises(CliError, match=r"without BATON_API_KEY.*https://one"):
         choose_profile({**environ, "BATON_API_URL": "https://elsewhere"}, None)
+
+
+@pytest.mark.parametrize(("is_set", "lacks"), [("BATON_API_URL", "BATON_API_KEY"), ("BATON_API_KEY", "BATON_API_URL")])
+def test_half_of_the_environment_without_a_profile(tmp_path: Path, is_set: str, lacks: str) -> None:
+    with pytest.raises(NoProfileError, match=f"{is_set} is set without {lacks}, and there is no profile 'default'"):
+        choose_profile({"XDG_CONFIG_HOME": str(tmp_path), is_set: "https://env"}, None)
 
 
 def test_no_such_profile(environ: dict[str, str], tmp_path: Path) -> None:
