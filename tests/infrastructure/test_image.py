@@ -309,11 +309,9 @@ def health_check() -> list[str]:
 @pytest.mark.processes
 def test_the_agent_says_in_a_line_each_what_it_needs(image: Image, tmp_path: Path) -> None:
     code, said = image.run(entrypoint(), tmp_path / "w")
-    assert (code, said) == (2, "BATON_API_URL: is not set\nBATON_API_KEY: is not set\n")
-    assert image.run(entrypoint(), tmp_path / "w", BATON_API_URL="https://api.example") == (
-        2,
-        "BATON_API_KEY: is not set\n",
-    )
+    assert code == 2 and re.fullmatch(r"BATON_API_URL: is not set; .+\nBATON_API_KEY: is not set; .+\n", said)
+    code, said = image.run(entrypoint(), tmp_path / "w", BATON_API_URL="https://api.example")
+    assert code == 2 and re.fullmatch(r"BATON_API_KEY: is not set; .+\n", said)
     code, said = image.run(health_check(), tmp_path / "w")
     assert code == 1 and "no agent has written the file" in said and said.count("\n") == 1
 

@@ -57,6 +57,15 @@ from baton.contract.base import Identity, QueueName
 from baton.contract.worker.calls import SaladIdentity, WorkQuery
 
 _GIB = 2**30
+_REMEDIES = {
+    "api_url": "set the address of the control plane, such as https://host/stage",
+    "api_key": "set a key with the scope worker: baton keys create NAME --scope worker",
+}
+_PROBLEM_TEXTS = {
+    ("api_url", "missing"): "is not set",
+    ("api_url", "string_pattern_mismatch"): "is no HTTP address",
+    ("api_key", "too_short"): "is too short",
+}
 _GPU = re.compile(r"(.+), *(\d+), *(\d+(?:\.\d+)*)")
 
 
@@ -184,7 +193,8 @@ def describe_problems(error: ValidationError) -> list[str]:
     lines = []
     for problem in error.errors(include_url=False, include_input=False, include_context=False):
         place = str(problem["loc"][0]) if problem["loc"] else ""
-        text = "is not set" if problem["type"] == "missing" else problem["msg"].removeprefix("Value error, ")
+        text = _PROBLEM_TEXTS.get((place, problem["type"])) or problem["msg"].removeprefix("Value error, ")
+        text = f"{text}; {_REMEDIES[place]}" if place in _REMEDIES else text
         variable = variable_name(place) if place in AgentSettings.model_fields else place
         lines.append(f"{variable}: {text}" if variable else text)
     return lines

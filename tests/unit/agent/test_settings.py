@@ -138,12 +138,23 @@ def test_missing_ones_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(ValidationError) as caught:
         AgentSettings()
-    assert describe_problems(caught.value) == ["BATON_API_URL: is not set", "BATON_API_KEY: is not set"]
+    assert describe_problems(caught.value) == [
+        "BATON_API_URL: is not set; set the address of the control plane, such as https://host/stage",
+        "BATON_API_KEY: is not set; set a key with the scope worker: baton keys create NAME --scope worker",
+    ]
+
+
+def test_a_malformed_address_or_key_is_told_without_a_pattern(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert problems(monkeypatch, BATON_API_URL="api.example", BATON_API_KEY="short") == [
+        "BATON_API_URL: is no HTTP address; set the address of the control plane, such as https://host/stage",
+        "BATON_API_KEY: is too short; set a key with the scope worker: baton keys create NAME --scope worker",
+    ]
 
 
 def test_an_enrolment_token_replaces_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert read(monkeypatch, BATON_API_KEY="", BATON_ENROLMENT_TOKEN="baton_4567_secret").api_key is None
-    assert problems(monkeypatch, BATON_API_KEY="", BATON_ENROLMENT_TOKEN="") == ["BATON_API_KEY: is not set"]
+    (problem,) = problems(monkeypatch, BATON_API_KEY="", BATON_ENROLMENT_TOKEN="")
+    assert problem.startswith("BATON_API_KEY: is not set; ")
     (problem,) = problems(monkeypatch, BATON_API_KEY="", BATON_ENROLMENT_TOKEN="short")
     assert problem.startswith("BATON_ENROLMENT_TOKEN: ")
 
