@@ -39,6 +39,11 @@ ALARMS = {
         3,
         "ticks of the fleets' controller have not looked after every machine for 5 minutes: log of the function fleet",
     ),
+    "FleetUnknownStatuses": (
+        "Maximum",
+        0,
+        "a provider gives a machine a status that Baton does not know: log of the function fleet, then update Baton",
+    ),
     "HeartbeatLag": (
         "Maximum",
         300,

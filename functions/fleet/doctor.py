@@ -106,6 +106,7 @@ def examine(store: FleetStore, drivers: Mapping[str, Driver], now: int) -> Exami
         driver = drivers[one.provider]
         _find_strays(found, one, live, partial(_fix_stray, store, driver, now))
         _find_leftovers(found, driver, one, live)
+        _find_unknown_statuses(found, one)
         _find_in_account(found, one, sum_spending(machines).get(one.provider, 0.0))
     _find_lingering(found, drivers, machines, now)
     missing = {name for one in fleets if not one.stopped for name in one.spec.providers} - set(drivers)
@@ -242,6 +243,18 @@ def _find_leftovers(found: _Findings, driver: Driver, one: ProviderExamination, 
             remedy=f"deletes the {leftover.kind} {leftover.handle}",
             fix=_remove(driver, leftover),
         )
+
+
+def _find_unknown_statuses(found: _Findings, one: ProviderExamination) -> None:
+    odd = [seen for seen in one.inventory.sightings if seen.unknown_status] if one.inventory else []
+    for status in sorted({seen.unknown_status for seen in odd}):
+        machines = [seen for seen in odd if seen.unknown_status == status]
+        many = "1 machine" if len(machines) == 1 else f"{len(machines)} machines"
+        detail = (
+            f"{one.provider} gives {many} the status {status}, which Baton does not know: {_name_some(machines)}; "
+            "they count as running and are paid: look at the provider, and update Baton"
+        )
+        found.add(FindingCode.STATUS_UNKNOWN, detail, provider=one.provider, subject=status)
 
 
 def _find_in_account(found: _Findings, one: ProviderExamination, usd_per_hour: float) -> None:

@@ -61,6 +61,9 @@ class Sighting(Record):
     """The provider's id of the machine."""
     running: bool = True
     """False if the provider says that the machine has ended, failed or was outbid. Its disk can still be billed."""
+    unknown_status: str = ""
+    """Status by the provider that the driver does not know, quoted; empty for a known one. The machine then counts as
+    running, because an unknown status proves no end, and a machine that is given up would cost money."""
     usd_per_hour: Price | None = None
     announced_usd_per_hour: Price | None = None
     """Price that the provider wants from now on and that nobody has accepted yet; None for no such wish."""

@@ -69,4 +69,5 @@ def count_machines(report: TickReport) -> Mapping[str, float]:
     # The controller that holds the fence counts its own tick.
     unfinished = report.fleets > 0 and not report.finished and not report.skipped
     ticks = {"FleetTicks": int(report.finished), "FleetTicksUnfinished": int(unfinished)}
-    return {**ticks, "FleetUsdPerHour": round(report.usd_per_hour, 4), **counts}
+    usd = {"FleetUsdPerHour": round(report.usd_per_hour, 4)}
+    return {**ticks, **usd, **counts, "FleetUnknownStatuses": report.unknown_statuses}

@@ -33,6 +33,7 @@ class VirtualMachine:
     announced_usd_per_hour: float | None = None
     ended_at: int | None = None
     running: bool = True
+    unknown_status: str = ""
     priced_at: int | None = None
     """Time of the last change of the price."""
     earlier_usd: float = 0.0
@@ -156,6 +157,7 @@ class VirtualProvider:
                     token=one.token,
                     handle=one.handle,
                     running=one.running,
+                    unknown_status=one.unknown_status,
                     usd_per_hour=one.usd_per_hour,
                     announced_usd_per_hour=one.announced_usd_per_hour,
                     machine_ref=one.host,

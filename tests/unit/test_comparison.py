@@ -16,7 +16,7 @@ ROWS = {
     "Data sets and configuration": 9,
     "Failure and recovery": 11,
     "Development and tests": 5,
-    "Monitoring": 8,
+    "Monitoring": 9,
     "What others add": 18,
     "Eighteen points": 18,
 }

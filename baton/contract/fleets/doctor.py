@@ -28,6 +28,8 @@ class FindingCode(StrEnum):
     """A permission that the key lacks or should not have, or a limit that is reached."""
     ACCOUNT_MISSING = "account_missing"
     """A fleet names a provider of which no account is stored."""
+    STATUS_UNKNOWN = "status_unknown"
+    """A provider gives machines a status that Baton does not know; the machines count as running."""
     BALANCE_LOW = "balance_low"
     """The prepaid credit lasts for two hours of the present spending at most."""
     PROVIDER_SILENT = "provider_silent"

@@ -32,14 +32,15 @@ UNITS: Mapping[str, str] = {
     "FleetReady": "Count",
     "FleetBusy": "Count",
     "FleetEnding": "Count",
+    "FleetUnknownStatuses": "Count",
     "FleetUsdPerHour": "None",
 }
 """Every metric and its unit. Failures of the training and node faults are counted apart, as in the job's counters.
 
 `QueueAge`: seconds for which the longest waiting job has been claimable. `HeartbeatLag`: seconds since the oldest
 expired lease that is not yet revoked expired. `FleetTicks`: ticks that looked after every fleet.
-`FleetTicksUnfinished`: ticks that did not, while there is a fleet. `Fleet...`: machines
-of all fleets, by states, and their price.
+`FleetTicksUnfinished`: ticks that did not, while there is a fleet. `FleetUnknownStatuses`: machines whose status by
+their provider is unknown to the driver. `Fleet...`: machines of all fleets, by states, and their price.
 """
 
 

@@ -6,7 +6,7 @@ milliseconds, and a lost answer is visible to the controller as `Ambiguous`.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
@@ -14,6 +14,8 @@ from typing import Protocol, runtime_checkable
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.registries import RegistryLogin
 from functions.fleet.records import Inventory, Offer, Sighting
+
+LONGEST_STATUS = 60
 
 
 class RefusalKind(StrEnum):
@@ -169,6 +171,11 @@ class Driver(Protocol):
 
         Raises ProviderUnavailable or ProviderRefused.
         """
+
+
+def quote_unknown(status: str, known: Container[str]) -> str:
+    """Return a provider's status in quotes and in one short line if it is not known; empty for a known one."""
+    return "" if status in known else repr(status)[:LONGEST_STATUS]
 
 
 @runtime_checkable

@@ -31,6 +31,7 @@ from functions.fleet.drivers.protocol import (
     ProviderUnavailable,
     RefusalKind,
     SshTarget,
+    quote_unknown,
 )
 from functions.fleet.drivers.provider_http import TIMEOUT_S, AnswerLost, CallNotSent, ProviderAnswer, ProviderHttp
 from functions.fleet.records import Inventory, Offer, Price, Sighting
@@ -41,6 +42,8 @@ STOPPED_USD_PER_GB_HOUR = 0.20 / 730
 """Price of the volume of a stopped pod; its container disk is free."""
 ENDED = frozenset({"EXITED", "ERROR"})
 DELETED = "TERMINATED"
+STATUSES = frozenset({"PROVISIONING", "STARTING", "RUNNING", *ENDED, DELETED})
+"""Every status of a pod in the description of the interface."""
 CONTINENTS = frozenset({"AF", "AP", "EU", "EUR", "ME", "OC", "SA", "SEA"})
 """First words of the ids of data centers that name the country second: `EU-RO-1`, but `US-KS-2`."""
 BILLED_DAYS = 400
@@ -160,6 +163,7 @@ class Pod(RunpodAnswer):
             running=not self.ended,
             usd_per_hour=self.usd_per_hour,
             message=f"the pod is {self.status}" if self.ended else "",
+            unknown_status=quote_unknown(self.status, STATUSES),
             created_at=int(self.created_at.timestamp()),
         )
 

@@ -265,6 +265,12 @@ class Reconciliation:
                 self._tick.fail(f"{provider}: the list of machines cannot be read: {told}")
                 if isinstance(error, ProviderRefused):
                     self._tick.refuse(provider, error.kind, str(error))
+                continue
+            for seen in found[provider].sightings:
+                if seen.unknown_status:
+                    self._tick.report.unknown_statuses += 1
+                    status = f"machine {seen.token} has the unknown status {seen.unknown_status}"
+                    self._tick.fail(f"{provider}: {status}, and counts as running")
         return found
 
     def _reconcile(self, fleet: StoredFleet, group: list[Machine], at: int, inventory: Inventory | None) -> None:

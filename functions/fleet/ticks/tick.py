@@ -86,6 +86,8 @@ class TickReport:
     created: int = 0
     destroyed: int = 0
     orphans: int = 0
+    unknown_statuses: int = 0
+    """Machines whose status by their provider is unknown to the driver."""
     usd_per_hour: float = 0.0
     failures: list[str] = field(default_factory=list)
 

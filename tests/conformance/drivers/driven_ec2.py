@@ -236,7 +236,7 @@ class Ec2Driven:
         return {
             next(tag["value"] for tag in one.get_tags() if tag["key"] == "Name"): one.id
             for one in _instances()
-            if one.state in ("pending", "running")
+            if one.state not in ("shutting-down", "terminated", "stopping", "stopped")
         }
 
     def existing(self) -> list[str]:

@@ -117,6 +117,22 @@ def test_a_machine_with_a_record_is_no_stray_until_the_record_has_ended(api: Api
     assert list(findings(api)) == ["stray_machine/vast/h-1"]
 
 
+def test_a_status_that_the_driver_does_not_know_is_a_finding_that_names_the_machines(
+    api: Api, vast: AccountProvider
+) -> None:
+    apply(api)
+    for number in range(3):
+        put_machine(api, make_machine(token(api, f"m{number}"), MachineState.BUSY, offer=VAST_OFFER))
+        vast.machines.append(VirtualMachine(f"h-{number}", token(api, f"m{number}"), 0.4, NOW, "host"))
+    vast.machines[0].unknown_status = vast.machines[2].unknown_status = "'hibernating'"
+    (found,) = findings(api).values()
+    assert (found["id"], found["fix"]) == ("status_unknown/vast/'hibernating'", "")
+    assert found["detail"] == (
+        f"vast gives 2 machines the status 'hibernating', which Baton does not know: {token(api, 'm0')}, "
+        f"{token(api, 'm2')}; they count as running and are paid: look at the provider, and update Baton"
+    )
+
+
 @pytest.mark.parametrize("part", ["damaged_fleets", "damaged_machines"])
 def test_machines_of_a_damaged_record_are_no_strays(api: Api, vast: AccountProvider, part: str) -> None:
     apply(api)

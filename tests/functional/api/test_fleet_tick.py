@@ -96,6 +96,20 @@ def test_a_tick_that_leaves_a_fleet_out_is_counted_for_the_alarm(deployment: Dep
     assert metrics["FleetTicksUnfinished"] == 1 and "FleetTicks" not in metrics
 
 
+def test_machines_with_a_status_that_their_driver_does_not_know_are_counted_for_the_alarm(
+    deployment: Deployment, caplog: pytest.LogCaptureFixture
+) -> None:
+    deployment.store.put_fleet(make_fleet())
+    deployment.api.submit()
+    assert deployment.tick()["unknown_statuses"] == 0
+    assert "FleetUnknownStatuses" not in metrics_in(deployment.log)
+    (machine,) = deployment.provider.machines
+    machine.unknown_status = "'hibernating'"
+    assert deployment.tick()["unknown_statuses"] == 1
+    assert metrics_in(deployment.log)["FleetUnknownStatuses"] == 1
+    assert f"machine {machine.token} has the unknown status 'hibernating'" in caplog.text
+
+
 def test_only_a_nudge_waits_for_another_tick_whose_end_is_not_its_own(
     deployment: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -28,6 +28,7 @@ from functions.fleet.drivers.protocol import (
     ProviderUnavailable,
     RefusalKind,
     SshTarget,
+    quote_unknown,
 )
 from functions.fleet.drivers.provider_http import TIMEOUT_S, AnswerLost, CallNotSent
 from functions.fleet.records import Inventory, Offer, Sighting
@@ -45,9 +46,12 @@ COUNTRIES = {
     "mx-": "MX", "sa-east": "BR", "us-": "US",
 }  # fmt: skip
 """Countries by the beginning of a region's name."""
-ALIVE = ("pending", "running")
-EXISTING = (*ALIVE, "shutting-down", "stopping", "stopped")
-"""States in which a machine or its disk may be billed; a terminated machine stays listed for an hour, unbilled."""
+ENDED = frozenset({"shutting-down", "stopping", "stopped"})
+"""States in which a machine does not run, and its disk may be billed."""
+GONE = "terminated"
+"""State of an ended machine, which stays listed for an hour, unbilled."""
+STATES = frozenset({"pending", "running", *ENDED, GONE})
+"""Every state that Amazon documents. No list is filtered by states, because the filter would hide a new one."""
 NO_CAPACITY = frozenset(
     {
         "InsufficientInstanceCapacity",
@@ -132,8 +136,8 @@ class Ec2Driver:
         found: list[Mapping[str, Any]] = []
         complete = True
         try:
-            for page in self._pages("describe_instances", prefix, **{"instance-state-name": EXISTING}):
-                found += [one for group in page["Reservations"] for one in group["Instances"]]
+            for page in self._pages("describe_instances", prefix):
+                found += _existing(page)
         except (ProviderUnavailable, ProviderRefused):
             if not found:
                 raise
@@ -167,12 +171,7 @@ class Ec2Driver:
     def examine(self, prefix: str) -> AccountReport:
         """Report what the key may not do, machines of others in the region, and disks without a machine."""
         caller = self._calls.read("get_caller_identity", "sts")
-        found = [
-            one
-            for page in self._pages("describe_instances", "", **{"instance-state-name": EXISTING})
-            for group in page["Reservations"]
-            for one in group["Instances"]
-        ]
+        found = [one for page in self._pages("describe_instances", "") for one in _existing(page)]
         ours = [one for one in found if _tag(one, "Name").startswith(prefix)]
         disks = [
             one for page in self._pages("describe_volumes", prefix, status=["available"]) for one in page["Volumes"]
@@ -180,7 +179,7 @@ class Ec2Driver:
         return AccountReport(
             account=f"{caller['Arn']} in {self._account.region}",
             problems=self._problems(),
-            foreign=[_sighting(one, {}) for one in found if one not in ours and one["State"]["Name"] in ALIVE],
+            foreign=[seen for one in found if one not in ours and (seen := _sighting(one, {})).running],
             leftovers=[
                 *(
                     Leftover(
@@ -284,7 +283,7 @@ class Ec2Driver:
 
     def _prices_of(self, machines: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], float]:
         """Return the spot prices of the running machines; none if they cannot be read: then the earlier prices hold."""
-        types = {one["InstanceType"] for one in machines if _is_spot(one) and one["State"]["Name"] in ALIVE}
+        types = {one["InstanceType"] for one in machines if _is_spot(one) and one["State"]["Name"] not in ENDED}
         try:
             return self._prices.spot(types) if types else {}
         except (ProviderUnavailable, ProviderRefused, Ec2Refusal):
@@ -327,8 +326,13 @@ def _root_disk(image: Mapping[str, Any]) -> MachineImage:
     raise ProviderRefused(RefusalKind.IMAGE, f"{image['ImageId']} has no root disk in EBS: name another machine image")
 
 
+def _existing(page: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the machines of a page that may still be billed."""
+    return [one for group in page["Reservations"] for one in group["Instances"] if one["State"]["Name"] != GONE]
+
+
 def _sighting(machine: Mapping[str, Any], spot_prices: Mapping[tuple[str, str], float]) -> Sighting:
-    running = machine["State"]["Name"] in ALIVE
+    running = machine["State"]["Name"] not in ENDED
     usd = spot_prices.get((machine["InstanceType"], machine["Placement"]["AvailabilityZone"]))
     disk = _tag(machine, DISK_TAG)
     reason = machine.get("StateReason", {}).get("Message") or machine.get("StateTransitionReason", "")
@@ -338,6 +342,7 @@ def _sighting(machine: Mapping[str, Any], spot_prices: Mapping[tuple[str, str], 
         running=running,
         usd_per_hour=usd + extra_usd(float(disk)) if usd is not None and _is_spot(machine) and disk else None,
         message="" if running else f"the machine is {machine['State']['Name']}: {reason}".rstrip(": "),
+        unknown_status=quote_unknown(machine["State"]["Name"], STATES),
         created_at=int(machine["LaunchTime"].timestamp()),
     )
 

@@ -32,10 +32,13 @@ from functions.fleet.drivers.protocol import (
     ProviderUnavailable,
     RefusalKind,
     SshTarget,
+    quote_unknown,
 )
 from functions.fleet.drivers.provider_http import TIMEOUT_S, AnswerLost, CallNotSent, ProviderAnswer, ProviderHttp
 from functions.fleet.drivers.salad.wire import (
+    INSTANCE_STATES,
     MIB_PER_GIB,
+    STATES,
     GpuClass,
     Group,
     Quotas,
@@ -370,14 +373,18 @@ class SaladDriver:
         state = group.current_state
         alive = sorted(instances or [], key=lambda one: (one.state == "stopping", one.state != "running"))
         runs = state.instance_status_counts.running_count > 0 or any(one.state == "running" for one in alive)
+        odd = [quote_unknown(state.status, STATES), *(quote_unknown(one.state, INSTANCE_STATES) for one in alive)]
+        unknown = next(filter(None, odd), "")
         ended = f"the container group is {state.status}" + (f": {state.description}" if state.description else "")
         return Sighting(
             token=group.name,
             handle=group.name,
             running=not group.ended,
-            usd_per_hour=self._price(group, classes) if runs else 0.0,
+            # A state that Salad does not document may be billed.
+            usd_per_hour=self._price(group, classes) if runs or unknown else 0.0,
             machine_ref=alive[0].machine_id if alive else None,
             message=ended if group.ended else alive[0].message if alive else state.status,
+            unknown_status=unknown,
             created_at=int(group.create_time.timestamp()),
         )
 

@@ -18,6 +18,9 @@ from functions.fleet.records import Price
 MIB_PER_GIB = 1024
 ENDED = frozenset({"stopped", "failed", "succeeded"})
 """States of a group that starts no instance by itself any more."""
+STATES = frozenset({"pending", "deploying", "running", *ENDED})
+INSTANCE_STATES = frozenset({"allocating", "downloading", "creating", "running", "stopping"})
+"""Every documented state, of groups and of instances."""
 _MEMORY = re.compile(r"\s*\((\d+) ?GB\)")
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from baton.contract.fleets.fleet import FleetSpec
+from functions.fleet.drivers.protocol import quote_unknown
 from functions.fleet.records import HIGHEST_PRICE, Offer, Price, Sighting
 
 PROVIDER = "vast"
@@ -49,6 +50,20 @@ ENDED = {
     "offline": "the host is offline",
 }
 """Statuses of instances that do not work any more. Every other one, `unknown` included, proves nothing."""
+STATUSES = frozenset(
+    {
+        "created",
+        "loading",
+        "recycling",
+        "rebooting",
+        "restarting",
+        "running",
+        "scheduling",
+        "unknown",
+        *ENDED,
+    }
+)
+"""Every documented status of an instance that has one."""
 BILLED_AS_DISK = ("stopped", "exited")
 OCI_FAILURE = "OCI runtime create failed"
 
@@ -189,6 +204,7 @@ class Instance(VastRow):
             announced_usd_per_hour=announced_usd_per_hour,
             machine_ref=None if self.machine_id is None else str(self.machine_id),
             message=self.end,
+            unknown_status="" if self.actual_status is None else quote_unknown(self.actual_status, STATUSES),
             created_at=int(self.start_date or 0),
         )
 
