@@ -12,13 +12,20 @@ MAX_RECORD_BYTES = 390_000
 """Largest record. A DynamoDB item has at most 400 KB, including its keys."""
 MAX_READ = 10
 """Records that one call reads; ten of the largest records fit into an answer."""
+MAX_PREFIXES = 4
+"""Prefixes whose records one call reads."""
+MAX_RECORDS_BYTES = 4_000_000
+"""Base64 of the records of one answer; an answer of a Lambda function has at most 6 MB."""
+MAX_LISTED = 50
+"""Rings of a page that also has records of each ring."""
 MAX_URLS = 500
 MAX_DELETED = 1000
 
 _SAMPLES = "samples/"
 _OBJECTS = (_SAMPLES, "manifests/")
 _SEGMENT = r"[A-Za-z0-9_-][A-Za-z0-9_.-]*"
-KEY_PATTERN = rf"^{_SEGMENT}(/{_SEGMENT}){{0,4}}$"
+_KEY = rf"{_SEGMENT}(/{_SEGMENT}){{0,4}}"
+KEY_PATTERN = rf"^{_KEY}$"
 VERSION_PATTERN = r"^[0-9a-f]{16,32}$"
 _BASE64_PATTERN = r"^([A-Za-z0-9+/]{4})*([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 
@@ -31,6 +38,13 @@ Version = Annotated[
     ),
 ]
 RingId = Annotated[Version, Field(description="The ring that is meant: another one of the same name is refused")]
+
+
+_PREFIX = rf"({_SEGMENT}/){{1,4}}"
+RingKeys = Annotated[
+    str,
+    Field(pattern=rf"^{_KEY}(,{_KEY}){{0,{MAX_READ - 1}}}$", max_length=1000, description="Keys, separated by commas"),
+]
 
 
 def is_object(key: str) -> bool:
@@ -85,6 +99,34 @@ class RecordsAnswer(AnswerModel):
 
     written: bool | None = None
     records: list[RecordView] = []
+
+
+class RingRecordsQuery(WireModel):
+    """Records by key, and all records below some prefixes. Example: `?keys=pointer,publisher&prefixes=writers/`"""
+
+    keys: RingKeys | None = None
+    prefixes: (
+        Annotated[
+            str,
+            Field(
+                pattern=rf"^{_PREFIX}(,{_PREFIX}){{0,{MAX_PREFIXES - 1}}}$",
+                max_length=400,
+                description="Prefixes, separated by commas; each ends with '/'",
+            ),
+        ]
+        | None
+    ) = None
+    of: RingId | None = None
+    limit: PageLimit = 100
+    """Records below each prefix."""
+
+
+class RingRecordsView(AnswerModel):
+    """Existing records, those of `keys` first. Example: `{"records": [], "incomplete": ["writers/"]}`"""
+
+    records: list[RecordView] = []
+    incomplete: list[str] = []
+    """Prefixes that have more records, and keys whose records are too large for this answer."""
 
 
 class DeclaredObject(WireModel):
@@ -148,7 +190,7 @@ class DeleteRequest(WireModel):
 class RingKeysQuery(WireModel):
     """Keys below a prefix. Example: `?prefix=inbox/&limit=1000`"""
 
-    prefix: Annotated[str, Field(pattern=rf"^({_SEGMENT}/){{1,4}}$", max_length=300, description="Ends with '/'")]
+    prefix: Annotated[str, Field(pattern=rf"^{_PREFIX}$", max_length=300, description="Ends with '/'")]
     of: RingId | None = None
     limit: PageLimit = 1000
     cursor: Cursor | None = None
@@ -165,7 +207,10 @@ class RingsQuery(WireModel):
     """Query of a tenant's rings. Example: `?limit=100`"""
 
     limit: PageLimit = 100
+    """With `records` at most 50 rings: the page costs a read for each ring."""
     cursor: Cursor | None = None
+    records: RingKeys | None = None
+    """Records of each ring that the page contains, too."""
 
 
 class RingView(AnswerModel):
@@ -176,6 +221,8 @@ class RingView(AnswerModel):
     created_at: EpochSeconds
     removing: bool = False
     """True while the ring is being removed; every use of the ring fails."""
+    records: list[RecordView] = []
+    """Existing records of `records` in the query."""
 
 
 class RingsPage(AnswerModel):

@@ -8,7 +8,9 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import DATA_BUCKET, RING_SETTINGS
 from baton.contract.objects.rings import (
     MAX_DELETED,
+    MAX_LISTED,
     MAX_RECORD_BYTES,
+    MAX_RECORDS_BYTES,
     DeleteRequest,
     GetUrl,
     PutUrl,
@@ -19,6 +21,8 @@ from baton.contract.objects.rings import (
     RemovalAnswer,
     RingKeysPage,
     RingKeysQuery,
+    RingRecordsQuery,
+    RingRecordsView,
     RingsPage,
     RingsQuery,
     RingView,
@@ -39,8 +43,11 @@ _OBJECTS_PER_CALL = 1000
 def list_rings(context: Context, call: ApiCall) -> RingsPage:
     """List the tenant's rings by name."""
     query: RingsQuery = call.query
-    page = _require_store(context).list(call.tenant, limit=query.limit, cursor=query.cursor)
-    return RingsPage(rings=[_view(ring) for ring in page.items], next_cursor=page.cursor)
+    wanted = _split_keys(query.records)
+    limit = min(query.limit, MAX_LISTED) if wanted else query.limit
+    page = _require_store(context).list(call.tenant, limit=limit, cursor=query.cursor)
+    rings = [_view(ring, [] if ring.removing else _read_records(context, ring, wanted)) for ring in page.items]
+    return RingsPage(rings=rings, next_cursor=page.cursor)
 
 
 def records(context: Context, call: ApiCall) -> RecordsAnswer:
@@ -63,6 +70,26 @@ def records(context: Context, call: ApiCall) -> RecordsAnswer:
                 ring, body.write.key, _decode(body.write), version=version, seen=seen
             )
     return RecordsAnswer(written=written, records=_read_records(context, ring, wanted))
+
+
+def list_records(context: Context, call: ApiCall) -> RingRecordsView:
+    """Read records by key and by prefix, for programs that follow a ring by conditional requests."""
+    query: RingRecordsQuery = call.query
+    wanted, incomplete = _split_keys(query.keys), []
+    ring = _require_ring(context, call, query.of)
+    for prefix in query.prefixes.split(",") if query.prefixes else []:
+        _require_kind(prefix, of_object=False)
+        found = _require_store(context).keys(ring, prefix, limit=query.limit)
+        wanted += found.items
+        incomplete += [prefix] if found.cursor is not None else []
+    records, room_bytes = [], MAX_RECORDS_BYTES
+    for one in _read_records(context, ring, list(dict.fromkeys(wanted))):
+        room_bytes -= len(one.data)
+        if room_bytes >= 0:
+            records.append(one)
+        else:
+            incomplete.append(one.key)
+    return RingRecordsView(records=records, incomplete=incomplete)
 
 
 def urls(context: Context, call: ApiCall) -> UrlsAnswer:
@@ -186,6 +213,14 @@ def _require_named(call: ApiCall) -> None:
         raise Refusal(ErrorCode.WRONG_SCOPE, f"This job names only the rings {names}.", field="ring")
 
 
+def _split_keys(keys: str | None) -> list[str]:
+    """Return the keys of records that a query names. Refuses keys of objects."""
+    found = list(dict.fromkeys(keys.split(","))) if keys else []
+    for key in found:
+        _require_kind(key, of_object=False)
+    return found
+
+
 def _require_kind(key: str, *, of_object: bool) -> None:
     if is_object(key) != of_object:
         kind = "an object, which has URLs" if is_object(key) else "a record, which has no URL"
@@ -215,8 +250,8 @@ def _read_records(context: Context, ring: StoredRing | None, wanted: list[str]) 
     ]
 
 
-def _view(ring: StoredRing) -> RingView:
-    return RingView(name=ring.name, id=ring.id, created_at=ring.created_at, removing=ring.removing)
+def _view(ring: StoredRing, records: list[RecordView]) -> RingView:
+    return RingView(name=ring.name, id=ring.id, created_at=ring.created_at, removing=ring.removing, records=records)
 
 
 def _not_found(call: ApiCall) -> Refusal:

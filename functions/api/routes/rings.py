@@ -12,6 +12,8 @@ from baton.contract.objects.rings import (
     RemovalAnswer,
     RingKeysPage,
     RingKeysQuery,
+    RingRecordsQuery,
+    RingRecordsView,
     RingsPage,
     RingsQuery,
     UrlsAnswer,
@@ -31,9 +33,17 @@ ROUTES: tuple[Route, ...] = (
         scopes=SUBMIT,
         query=RingsQuery,
         answer=RingsPage,
-        refuses=(E.INVALID_CURSOR,),
+        refuses=(E.INVALID_CURSOR, E.INVALID_KEY),
     ),
     _rings("DELETE", "/rings/{ring}", rings.remove, scopes=SUBMIT, answer=RemovalAnswer, refuses=_NAMED),
+    _rings(
+        "GET",
+        "/rings/{ring}/records",
+        rings.list_records,
+        query=RingRecordsQuery,
+        answer=RingRecordsView,
+        refuses=(*_NAMED, E.INVALID_KEY),
+    ),
     _rings(
         "POST", "/rings/{ring}/records", rings.records, body=(RecordsRequest,), answer=RecordsAnswer, refuses=_NAMED
     ),

@@ -339,6 +339,10 @@ class RingSnapshot(NamedTuple):
     """Number of claimed samples that are not yet readable."""
 
 
+_SUMMARY = frozenset({"readable", "oldest_ms", "newest_ms"})
+"""Further members of the pointer, for pages that read records and no manifests."""
+
+
 class PointerRecord(NamedTuple):
     """Content of the pointer."""
 
@@ -352,7 +356,7 @@ class PointerRecord(NamedTuple):
     @classmethod
     def from_bytes(cls, data: bytes) -> PointerRecord:
         """Decode the pointer. Raises ValueError for other bytes."""
-        content = decode_checksummed(data, frozenset(cls._fields))
+        content = decode_checksummed(data, _SUMMARY.union(cls._fields))
         number, inserted = content.get("manifest"), content.get("inserted", 0)
         if not isinstance(number, int) or number < 1 or not isinstance(inserted, int):
             raise ValueError(f"the pointer names {number!r}")
@@ -360,8 +364,16 @@ class PointerRecord(NamedTuple):
 
 
 def encode_pointer(manifest: RingManifest) -> bytes:
-    """Encode the pointer to a manifest."""
-    return encode_checksummed(PointerRecord(manifest.number, manifest.at_ms, manifest.inserted)._asdict())
+    """Encode the pointer to a manifest, with the summary of the manifest."""
+    claimed_ms = [slot.at_ms for slot in manifest.slots]
+    summary = {
+        "readable": len(manifest),
+        "oldest_ms": min(claimed_ms, default=0),
+        "newest_ms": max(claimed_ms, default=0),
+    }
+    return encode_checksummed(
+        {**PointerRecord(manifest.number, manifest.at_ms, manifest.inserted)._asdict(), **summary}
+    )
 
 
 def encode_schema(schema: str) -> bytes:

@@ -67,7 +67,7 @@ def test_a_ring_is_made_once_and_its_settings_stay(api: Api) -> None:
     assert make(api, ring_id=version(7)).ok()["written"] is False
     assert write(api, "ring.json", b"{}", 8, ID).ok()["written"] is False
     assert read(api, "ring.json") == {"ring.json": (SETTINGS, ID)}
-    view = {"name": "shapes", "id": ID, "created_at": NOW, "removing": False}
+    view = {"name": "shapes", "id": ID, "created_at": NOW, "removing": False, "records": []}
     assert api.get("/rings").ok() == {"rings": [view], "next_cursor": None}
 
 
@@ -108,6 +108,50 @@ def test_what_is_read_with_a_write_is_as_it_is_behind_it(api: Api) -> None:
         "writers/w": version(1),
         "inbox/w.1": version(2),
     }
+
+
+def test_a_page_follows_records_by_key_and_prefix_and_asks_again_for_nothing_new(
+    api: Api, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make(api)
+    make(api, "other", version(5))
+    write(api, "pointer", b"1", 1)
+    for number in range(3):
+        write(api, f"writers/w{number}", b"lease", 2 + number)
+    query = {"keys": "pointer,publisher,ring.json", "prefixes": "writers/,readers/", "limit": 2}
+    answer = api.get("/rings/shapes/records", query=query)
+    found = answer.ok()
+    assert [one["key"] for one in found["records"]] == ["pointer", "ring.json", "writers/w0", "writers/w1"]
+    assert base64.b64decode(found["records"][0]["data"]) == b"1" and found["incomplete"] == ["writers/"]
+    etag = {"if-none-match": answer.headers["etag"]}
+    assert api.get("/rings/shapes/records", query=query, headers=etag).status == 304
+    write(api, "pointer", b"2", 8, version(1))
+    assert api.get("/rings/shapes/records", query=query, headers=etag).status == 200
+    listed = api.get("/rings", query={"records": "ring.json,pointer"}).ok()["rings"]
+    assert [(one["name"], [record["key"] for record in one["records"]]) for one in listed] == [
+        ("other", ["ring.json"]),
+        ("shapes", ["ring.json", "pointer"]),
+    ]
+    monkeypatch.setattr(rings, "MAX_RECORDS_BYTES", 10)
+    found = api.get("/rings/shapes/records", query={"prefixes": "writers/"}).ok()
+    assert ([one["key"] for one in found["records"]], found["incomplete"]) == (
+        ["writers/w0"],
+        ["writers/w1", "writers/w2"],
+    )
+
+
+def test_records_of_a_page_belong_to_its_own_rings(api: Api) -> None:
+    make(api)
+    write(api, "pointer", b"ours", 1)
+    with api.unchanged():
+        rival = api.get("/rings/shapes/records", query={"keys": "pointer"}, key="rival_submit")
+        rival.refused(ErrorCode.RING_NOT_FOUND, "ring")
+        for query in ({"keys": "samples/w/1"}, {"prefixes": "samples/"}, {"keys": "pointer,manifests/1"}):
+            api.get("/rings/shapes/records", query=query).refused(ErrorCode.INVALID_KEY, "key")
+        api.get("/rings", query={"records": "samples/w/1"}).refused(ErrorCode.INVALID_KEY, "key")
+        for query in ({"keys": "a//b"}, {"keys": ","}, {"keys": ",".join("abcdefghijk")}):
+            api.get("/rings/shapes/records", query=query).refused(ErrorCode.INVALID_VALUE, "keys")
+        api.get("/rings/shapes/records", query={"prefixes": "writers"}).refused(ErrorCode.INVALID_VALUE, "prefixes")
 
 
 def test_objects_are_stored_once_and_fetched_by_url(api: Api) -> None:

@@ -226,3 +226,13 @@ def test_a_document_is_as_it_was() -> None:
     content = {"a": [1, {"digest": "x"}], "b": None, "c": 'text"}', "digest of": 0.1}
     assert decode_checksummed(encode_checksummed(content), frozenset()) == content
     assert decode_checksummed(memoryview(encode_checksummed(content)), frozenset()) == content
+
+
+def test_the_pointer_summarizes_the_manifest_for_pages_that_read_records_alone() -> None:
+    scene = Scene()
+    scene.put(6)
+    newest = scene.ring.newest()
+    content = decode_record(scene.store.record(POINTER))
+    claimed = [slot.at_ms for slot in newest.slots]
+    assert content["readable"] == len(newest) == len(claimed) > 0
+    assert (content["oldest_ms"], content["newest_ms"]) == (min(claimed), max(claimed))
