@@ -177,6 +177,17 @@ class NodeView(AnswerModel):
     link_mbit_s: float | None = None
 
 
+class WorldShards(AnswerModel):
+    """Shards of an elastic training. Example: `{"total": 96, "finished": 31, "held": {"3.1.9f86d081": 4}}`"""
+
+    total: int | None
+    """None for endless data."""
+    finished: int
+    """Shards that committed rounds contain to the end."""
+    held: dict[str, int] = {}
+    """By node: shards that the node trains, or has trained since its newest committed round."""
+
+
 WorldState = Literal["forming", "training", "ended"]
 
 
@@ -198,7 +209,10 @@ class WorldView(AnswerModel):
     program: NodeProgram | None = None
     rounds: list[RoundReport] = []
     """Newest rounds, oldest first."""
-    server_time: EpochSeconds = 0
+    advice: str = ""
+    """Remedies of rounds that take too much of the time, for users."""
+    shards: WorldShards | None = None
+    """For users; None for a training that leases no shards."""
 
     @property
     def members(self) -> list[NodeView]:

@@ -67,9 +67,10 @@ class Route:
     def revalidates(self) -> bool:
         """Return True for reads that clients poll: the answers have an ETag, and a known ETag is answered with 304.
 
-        The GETs of `worker` and `transfer` claim jobs and issue tokens, so their answers never repeat.
+        The GETs of workers claim jobs, and those of `transfer` issue tokens, so their answers never repeat.
         """
-        return self.method == "GET" and self.function not in ("worker", "transfer")
+        is_for_users = self.function != "worker" or Scope.SUBMIT in self.scopes
+        return self.method == "GET" and self.function != "transfer" and is_for_users
 
 
 JOB = (E.JOB_NOT_FOUND,)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from baton.contract.elastic.round_advice import advise_rounds
 from baton.contract.elastic.world import EpochProposal, ExcludeRequest, JoinRequest, WorldReport, WorldView
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
@@ -14,6 +15,7 @@ from functions.domain.jobs.transaction import CheckLease, Put, Transaction, Writ
 from functions.domain.records import Job, Lease
 from functions.domain.seat_records import Seat
 from functions.domain.worlds import membership as rules
+from functions.domain.worlds.data_pool import DataRecord
 from functions.domain.worlds.seat_ids import seat_ids
 from functions.domain.worlds.world_events import WorldEvent, describe_epoch, describe_exclusion, describe_repairs
 from functions.domain.worlds.world_record import Leases, WorldRecord, WorldTensors, view_world
@@ -37,7 +39,10 @@ def show(context: Context, call: ApiCall) -> WorldView:
         raise Refusal(ErrorCode.WRONG_SCOPE, detail, field="x-api-key")
     seat = _view_seats(job)
     world = context.jobs.read(WorldRecord, job.id)
-    return _view(context, call, seat, world, read_leases(context, seat), ended=job.state.terminal)
+    data = context.jobs.read(DataRecord, job.id)
+    view = _view(context, call, seat, world, read_leases(context, seat), ended=job.state.terminal)
+    advice = advise_rounds(view.rounds, view.program)
+    return view.model_copy(update={"advice": advice, "shards": None if data is None else data.view()})
 
 
 def exclude(context: Context, call: ApiCall) -> WorldView:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from baton.contract.elastic.data import MAX_LEASES, DataGrant, DataProgress, DataRequest
 from baton.contract.elastic.spans import count_spans, list_numbers, merge_spans, subtract_spans, take_free
+from baton.contract.elastic.world import WorldShards
 from baton.contract.errors import ErrorCode
 from functions.domain.errors import Refusal
 from functions.domain.record_base import TableRecord
@@ -34,6 +35,11 @@ class DataRecord(TableRecord):
     """Data in the committed rounds."""
     leases: dict[str, list[list[int]]] = {}
     """By node, the spans of its shards."""
+
+    def view(self) -> WorldShards:
+        """Return the shards for users."""
+        held = {node: count_spans(spans) for node, spans in self.leases.items()}
+        return WorldShards(total=self.positions, finished=count_spans(self.trained.finished), held=held)
 
 
 def lease_shards(

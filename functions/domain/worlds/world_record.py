@@ -121,5 +121,4 @@ def view_world(
         nodes=[one.view(leases, now) for one in (*world.members, *world.joining)],
         program=world.program,
         rounds=world.rounds,
-        server_time=now,
     )

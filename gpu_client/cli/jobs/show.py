@@ -189,7 +189,7 @@ def show(
         output.table(_ATTEMPTS, map(_attempt_row, attempts))
     if world is not None and world.nodes:
         output.line("")
-        output.table(NODES, node_rows(world))
+        output.table(NODES, node_rows(world, session.clock()))
     if checkpoints:
         output.line("")
         rows = [

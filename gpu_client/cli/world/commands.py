@@ -54,7 +54,7 @@ def show(context: typer.Context, job_id: JobIdArgument, as_json: AsJson = False)
     session.output.fields([("job", view.job), *world_fields(view, unicode=session.output.supports_unicode)])
     if view.nodes:
         session.output.line("")
-        session.output.table(NODES, node_rows(view))
+        session.output.table(NODES, node_rows(view, session.clock()))
     else:
         session.output.note("No node has joined.")
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from baton.contract.elastic.round_advice import advise_rounds
 from baton.contract.elastic.world import NodeView, RoundReport, WorldView
 from baton.contract.jobs.history import EventType, EventView
 from gpu_client.cli.core.formats import age, count, duration, sparkline
@@ -24,7 +23,7 @@ _CELLS = 32
 """Rounds in the line of bars."""
 
 
-def node_rows(view: WorldView) -> list[list[str]]:
+def node_rows(view: WorldView, now: float) -> list[list[str]]:
     """Return the rows of the table `NODES`: members in the order of their ranks, then joining nodes."""
     return [
         [
@@ -34,7 +33,7 @@ def node_rows(view: WorldView) -> list[list[str]]:
             f"{one.tokens:,}" if one.tokens else "",
             "" if one.link_mbit_s is None else f"{one.link_mbit_s:.0f}",
             "" if one.member else f"{one.round:,}",
-            "" if one.joined_at is None else f"{age(view.server_time - one.joined_at)} ago",
+            "" if one.joined_at is None else f"{age(now - one.joined_at)} ago",
         ]
         for one in view.nodes
     ]
@@ -62,7 +61,7 @@ def world_fields(view: WorldView, *, unicode: bool) -> list[tuple[str, str]]:
         ("round", f"{view.round:,}" if view.epoch else ""),
         ("program", described),
         ("rounds", describe_rounds(view.rounds, unicode=unicode)),
-        ("advice", advise_rounds(view.rounds, view.program)),
+        ("advice", view.advice),
     ]
 
 

@@ -64,6 +64,21 @@ def test_each_shard_has_one_node_and_a_repeat_returns_the_same_shards(api: Api, 
     assert lease(nodes, 0, 2, round=1, trained=pending).ok()["leases"] == [[4, 0], [5, 0]]
 
 
+def test_users_see_the_shards_and_an_unchanged_world_costs_no_body(api: Api, nodes: list[Held]) -> None:
+    job = str(nodes[0].item["world"]["job"])
+    answer = api.get(f"/job/{job}/world")
+    assert answer.ok()["shards"] is None
+    lease(nodes, 0, 2).ok()
+    lease(nodes, 1, 2, round=1, concluded=True, trained={"finished": [[0, 1]], "offsets": [[1, 70]]}).ok()
+    seen = api.get(f"/job/{job}/world")
+    held = {name(nodes, 0): 1, name(nodes, 1): 2}
+    assert seen.ok()["shards"] == {"total": 12, "finished": 1, "held": held}
+    api.clock.advance(5)
+    assert api.get(f"/job/{job}/world", headers={"if-none-match": seen.headers["etag"]}).status == 304
+    of_node = api.get(f"/job/{nodes[0].id}/world", headers=nodes[0].headers, key="worker").ok()
+    assert of_node["shards"] is None, "a node asks every 2 s and needs no more than the members"
+
+
 def test_the_shards_of_a_lost_node_return_after_a_round_without_the_node(api: Api, nodes: list[Held]) -> None:
     lease(nodes, 1, 2).ok()
     nodes[1].release().ok()

@@ -23,7 +23,7 @@ def node(seat: int, **more: Any) -> NodeView:
 
 
 def world(*nodes: NodeView, **more: Any) -> WorldView:
-    values = {"job": ID, "state": "training", "epoch": 5, "round": 1200, "nodes": nodes, "server_time": NOW + 180}
+    values = {"job": ID, "state": "training", "epoch": 5, "round": 1200, "nodes": nodes}
     return WorldView.model_validate({**values, **NODES, **more})
 
 
@@ -49,7 +49,7 @@ def test_states(one: NodeView, said: str) -> None:
 def test_rows() -> None:
     member = node(3, state="training", tokens=12_800, link_mbit_s=480.4)
     joining = node(0, member=False, joined_at=None, round=1199)
-    assert view.node_rows(world(member, joining)) == [
+    assert view.node_rows(world(member, joining), NOW + 180) == [
         ["3", "training", "m-3", "12,800", "480", "", "3 min ago"],
         ["0", "joining", "m-0", "", "", "1,199", ""],
     ]
@@ -57,7 +57,7 @@ def test_rows() -> None:
 
 def test_the_nodes_of_an_ended_training_have_lost_no_lease() -> None:
     ended = node(3, state="training", lease_live=False)
-    assert view.node_rows(world(ended, state="ended")) == [["3", "ended", "m-3", "", "", "", "3 min ago"]]
+    assert view.node_rows(world(ended, state="ended"), NOW + 180) == [["3", "ended", "m-3", "", "", "", "3 min ago"]]
 
 
 def test_rounds_are_a_line_of_bars() -> None:
