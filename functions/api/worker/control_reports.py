@@ -16,7 +16,7 @@ from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.worker.lease_guard import WRITE_TRIES, apply_as_bearer
 from functions.domain.errors import Refusal, StorageUnavailable, WriteConflict
 from functions.domain.jobs import transitions
-from functions.domain.jobs.lease_fence import Fence
+from functions.domain.jobs.lease_fence import REVOKED, Fence
 from functions.domain.jobs.rule_exit import describe_cause, end_attempt_by_rule
 from functions.domain.jobs.transaction import Put, Transaction, Write, update_job
 from functions.domain.records import Attempt, ControlRecord, Job, Lease, RulesRecord
@@ -151,10 +151,11 @@ def end_as_bearer(
 def keep_last_decisions(context: Context, fence: Fence, report: ControlReport | None, now: int) -> None:
     """Record the decisions of a node whose attempt has ended with its world.
 
-    The first member alone reports decisions, and the end of any other member may end the job before the report.
+    The first member alone reports decisions, and the end of any other member may end the job before the report. A
+    machine that was frozen meanwhile has lost its lease, too.
     """
     lease = context.leases.get(fence.job_id) if report is not None and report.decisions else None
-    if report is None or lease is None or lease.closed != "canceled" or not fence.bears(lease):
+    if report is None or lease is None or lease.closed not in ("canceled", REVOKED) or not fence.bears(lease):
         return
     for _ in range(WRITE_TRIES):
         seat = context.jobs.get(fence.job_id)

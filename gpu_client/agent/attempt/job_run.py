@@ -45,7 +45,14 @@ from gpu_client.checkpoints.local.chunk_cache import LocalChunkCache
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.artifacts import upload_artifacts
 from gpu_client.transport.api.client import BatonClient
-from gpu_client.transport.errors import BatonError, LeaseLost, RollbackRefused, TransferCanceled, Unauthorized
+from gpu_client.transport.errors import (
+    BatonError,
+    LeaseExpired,
+    LeaseLost,
+    RollbackRefused,
+    TransferCanceled,
+    Unauthorized,
+)
 from gpu_client.transport.transfer.manager import Transfer
 
 logger = logging.getLogger("baton.job")
@@ -130,7 +137,7 @@ class JobRun:
         finally:
             self._ended.set()
             self._keeper.close()
-        if item.world is not None and outcome is AttemptOutcome.CANCELED:
+        if item.world is not None and self._lost is not None:
             self._tell_last_decisions()
         self._workspace.clear_state()
         logger.info("job %s, attempt %d: %s", item.id, item.epoch, outcome)
@@ -438,13 +445,15 @@ class JobRun:
         while (report := self._control.report()).decisions:
             request = HeartbeatRequest(**self._settings.identity().model_dump(), control=report)
             try:
-                answer = client.heartbeat(self._item.id, self._item.lease_token, request)
+                client.heartbeat(self._item.id, self._item.lease_token, request)
+            except (LeaseLost, LeaseExpired) as error:
+                # The control plane keeps the decisions of a job that has ended, and needs no others.
+                logger.debug("job %s: %s", self._item.id, error)
             except BatonError as error:
-                logger.warning(
-                    "job %s: %d decisions of rules are lost: %s", self._item.id, len(report.decisions), error
-                )
+                lost = len(report.decisions)
+                logger.warning("job %s: %d decisions of rules are lost: %s", self._item.id, lost, error)
                 return
-            self._control.acknowledge(report, answer)
+            self._control.acknowledge(report, None)
 
     def _flush_before_report(self) -> None:
         """Send the decisions that fit into no report, and the last log lines."""

@@ -176,6 +176,28 @@ def test_decisions_outlive_a_job_that_another_member_ends_during_the_report(
     assert [data["rule"] for kind, data in events(api, job) if kind == "rule.fired"] == ["high"]
 
 
+@pytest.mark.parametrize("call", ["heartbeat", "complete"])
+def test_decisions_of_a_frozen_machine_are_events_of_a_job_that_has_ended_meanwhile(
+    api: Api, job: str, call: str
+) -> None:
+    first, second = claim(api, 2)
+    fired = {"number": 1, "type": "rule.fired", "rule": "high", "revision": 1, "step": 7, "at": NOW}
+    control = {"rules_revision": 1, "commands_seq": 0, "decisions": [fired]}
+    for _ in range(20):
+        api.clock.advance(15)
+        second.heartbeat().ok()
+    api.sweep()
+    assert states(api, job) == ["pending", "running", "pending"]
+    complete(second)
+    for _ in range(2):
+        if call == "heartbeat":
+            assert first.heartbeat(control=control).status == 409
+        else:
+            assert first.post("/complete", {"job_id": first.id, "artifacts": [], "control": control}).status == 409
+    assert [data["rule"] for kind, data in events(api, job) if kind == "rule.fired"] == ["high"]
+    assert states(api, job) == ["canceled", "complete", "canceled"]
+
+
 def test_decisions_outlive_a_job_that_has_ended_before_its_nodes(
     api: Api, job: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -9,13 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.elastic.world import WorldSeat
+from baton.contract.errors import ErrorCode
 from baton.contract.jobs.job import FailureClass
 from baton.contract.worker.calls import Directive
 from baton.contract.worker.control import MAX_DECISIONS
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.transport.errors import Unreachable
-from tests.unit.agent.agent_kit import make_answer
+from tests.unit.agent.agent_kit import make_answer, refusal
 from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint
 from tests.unit.agent.test_job_run_rules import CONTROL, decision
 
@@ -113,6 +114,22 @@ def test_all_decisions_after_the_end_of_the_job_are_reported(elastic: Stage) -> 
     assert elastic.run(world=SEAT, control=CONTROL, heartbeat_interval_s=1) is AttemptOutcome.CANCELED
     told = [one.control.decisions for one in elastic.client.heart.requests if one.control]
     assert [one.step for decisions in told for one in decisions] == [*steps]
+
+
+def test_the_decisions_of_a_machine_that_was_frozen_are_reported(elastic: Stage) -> None:
+    """The control plane has revoked the lease meanwhile, and another node has completed the job."""
+    expired = refusal(ErrorCode.LEASE_EXPIRED)
+    elastic.client.heart.answers = [expired]
+
+    def act(trainer: Trainer, looks: int) -> None:
+        if looks == 1:
+            join(trainer)
+            trainer.on_stop = lambda: tell_decision(trainer, 7)
+
+    elastic.act = act
+    assert elastic.run(world=SEAT, control=CONTROL, heartbeat_interval_s=1) is AttemptOutcome.LOST
+    told = [one.control.decisions for one in elastic.client.heart.requests if one.control]
+    assert [one.step for decisions in told for one in decisions] == [7]
 
 
 def test_decisions_without_an_answer_end_with_the_attempt(elastic: Stage) -> None:
