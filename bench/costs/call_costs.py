@@ -18,6 +18,7 @@ import requests
 
 from baton.contract.admin.sessions import SESSION_COOKIE
 from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
+from baton.contract.jobs.job import JobState
 from baton.contract.names import KEY_PREFIX, KeyKind, Scope
 from baton.contract.worker.calls import HeartbeatRequest, ReleaseRequest, WorkItem
 from baton.contract.worker.output import MAX_POINTS, LogChunk, ReportedPoint
@@ -31,6 +32,7 @@ from functions.api.admin.keys import generate_key
 from functions.api.checkpoints.retention_runner import run_due_retentions
 from functions.api.http.authorizer import authorize
 from functions.api.http.dispatch import dispatch
+from functions.api.jobs.job_calls import COUNTED_UP_TO
 from functions.api.operations.sweeper import sweep
 from functions.api.rules.rule_evaluation_runs import evaluate_due_jobs
 from functions.domain.access.sessions import derive_key
@@ -123,7 +125,10 @@ class _Recording:
         return lambda: deliver(record, webhooks, lambda *_: PostOutcome(200), now)
 
     def _console(self) -> dict[str, Billed]:
-        """Bill a poll of the list of jobs, of which all in the answer run, and the token that the poll needs."""
+        """Bill a poll of the list of jobs, of which all in the answer run, its counts, and the token that it needs.
+
+        In one state there are as many jobs as are counted.
+        """
         plane, tokens = self._plane, self._plane.context.tokens
         for _ in range(LISTED_JOBS):
             plane.claimed()
@@ -143,8 +148,14 @@ class _Recording:
             "queryStringParameters": {"limit": str(LISTED_JOBS), "order": "desc", "status": "running"},
             "requestContext": {"authorizer": {"lambda": caller}},
         }
+        plane.fill(COUNTED_UP_TO, queue="counted")
         return {
             "list of jobs": self._billed(lambda: dispatch(poll, plane.context, "submitter")),
+            "counts of jobs": self._billed(
+                lambda: [plane.context.jobs.count_jobs(TENANT, state, up_to=COUNTED_UP_TO) for state in JobState],
+                api=0,
+                functions=0,
+            ),
             "session token": self._billed(lambda: dispatch(event, plane.context, "admin")),
             "authorizer of a token": self._billed(
                 lambda: authorize({"headers": {"x-api-key": token}}, tokens, now, plane.context.leases), api=0

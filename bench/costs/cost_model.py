@@ -57,6 +57,8 @@ LOOKUP_INTERVAL_S = 60
 """Seconds between two reads of a tenant's webhooks by the publisher (functions/webhooks/event_queue.py)."""
 CONSOLE_H, CONSOLE_JOBS, CONSOLE_POLL_S = 8, 50, 30
 """A working day of the console in front, with a list of running jobs, and its poll at this length (job-list.js)."""
+CONSOLE_COUNTS_S = 60
+"""Shortest time between two counts of jobs by state while none of the listed jobs changes its state (job-list.js)."""
 PAGE_POLL_S = 10
 """Mean of the polls of a job's page, 5 to 15 s (polling.js); its curves are read with each chunk of an old attempt."""
 LISTED_JOBS = 10
@@ -224,6 +226,7 @@ class Costs:
         polls = HOUR_S / CONSOLE_POLL_S
         rows = [
             costs._row("polls", "list of jobs", polls),
+            costs._row("counts", "counts of jobs", HOUR_S / CONSOLE_COUNTS_S),
             costs._row("authorizer", "authorizer of a token", HOUR_S / AUTHORIZER_CACHE_S),
             costs._row("tokens", "session token", HOUR_S / TOKEN_LIFE_S),
         ]

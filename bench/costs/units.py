@@ -121,6 +121,9 @@ class Meter:
             self._billed["write"] += factor * write_units(largest_bytes)
             # Indexes are kept up to date behind the transaction, at the price of plain writes.
             self._billed["write"] += index_units(self._tables[place[0]], before, after)
+        if params.get("Select") == "COUNT":
+            # A count costs as much as its items, which the answer leaves out.
+            parsed = self._reader.query(**{field: value for field, value in params.items() if field != "Select"})
         self._billed["read"] += _read(name, params, parsed)  # type: ignore[assignment]
 
     def _written(self, params: dict[str, Any], name: str) -> list[Place]:

@@ -89,6 +89,9 @@ class JobStore(Protocol):
     ) -> ResultPage[Job]:
         """Return a tenant's jobs, oldest first by default; `consistent` False permits jobs that are moments old."""
 
+    def count_jobs(self, tenant: str, state: JobState, *, up_to: int) -> int:
+        """Count a tenant's jobs in a state, at most `up_to` of them; the index may be out of date."""
+
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         """Return the ids of jobs with a timer at or before `now`."""
 

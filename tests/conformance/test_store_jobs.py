@@ -256,6 +256,22 @@ def test_a_jobs_lists_are_oldest_first_and_by_state(cloud: Cloud) -> None:
     assert list(cloud.jobs.list_jobs(TENANT, state=JobState.PAUSED, limit=9).items) == []
 
 
+def test_jobs_are_counted_by_state_up_to_a_bound(cloud: Cloud) -> None:
+    jobs = [submit(cloud, now=NOW - n) for n in range(5)]
+    submit(cloud, tenant="other")
+    claim(cloud, jobs[1])
+
+    def counts(up_to: int) -> list[int]:
+        return [cloud.jobs.count_jobs(TENANT, state, up_to=up_to) for state in JobState]
+
+    assert dict(zip(JobState, counts(9), strict=True)) == {
+        **dict.fromkeys(JobState, 0),
+        JobState.PENDING: 4,
+        JobState.RUNNING: 1,
+    }
+    assert sum(counts(3)) == 3 + 1
+
+
 def test_protection_only_grows(cloud: Cloud) -> None:
     held = commit(cloud, claim(cloud, submit(cloud)), 7)
     stored = cloud.jobs.read(CheckpointRecord, held.job.id, 7)

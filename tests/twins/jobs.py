@@ -107,6 +107,10 @@ class MemoryJobStore:
             jobs = self.get_many([job_id for _, job_id in read(partition, place, limit + 1)])
         return page(jobs, limit, listed, lambda job: (job.created_at, job.id))
 
+    def count_jobs(self, tenant: str, state: JobState, *, up_to: int) -> int:
+        with self._state.lock:
+            return len(self._state.jobs.by_state.after(table_keys.state_pk(tenant, state), None, up_to))
+
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         with self._state.lock:
             return [job_id for _, job_id in self._state.jobs.timers.up_to(table_keys.TIMER, now, limit)]

@@ -3,12 +3,17 @@
  *
  * `loadMore` appends pages. The poller reads the first page again, and the pages in view that have live jobs: ended jobs
  * change only by an action of a user. An answer replaces all jobs of its range, so jobs that left the state disappear.
+ *
+ * The first page also brings the number of all jobs by state: once a minute, and after a listed job has changed its state.
  */
 import { get, getIfChanged, withQuery } from "../core/api.js";
 import { Poller } from "../core/polling.js";
 
 const FIRST_PAGE = 50;
 const NEXT_PAGE = 250;
+const COUNTS_S = 60;
+/** The API counts no further: `COUNTED_UP_TO` of functions/api/jobs/job_calls.py. */
+const COUNTED_UP_TO = 100;
 const ENDED = new Set(["complete", "failed", "canceled"]);
 
 export const isEnded = (job) => ENDED.has(job.state);
@@ -20,13 +25,22 @@ function compare(one, other) {
 }
 
 export class JobList extends Poller {
-  constructor(query) {
+  /** `counts`: those of an earlier list, shown until the first answer. */
+  constructor(query, counts = null) {
     super(() => this.readVisible());
     this.query = query;
     this.pages = [];
     this.rows = [];
     this.visible = { first: 0, last: FIRST_PAGE };
     this.loadingMore = false;
+    this.counts = counts;
+    this.countAfter_ms = 0;
+  }
+
+  /** Return the number of jobs in a state as a text, such as `7` or `99+`; "" while unknown. */
+  countOf(state) {
+    const known = this.counts?.[state];
+    return known >= COUNTED_UP_TO ? `${COUNTED_UP_TO - 1}+` : String(known ?? "");
   }
 
   get loading() {
@@ -69,20 +83,27 @@ export class JobList extends Poller {
     this.tell();
   }
 
-  request({ cursor, limit }) {
-    return { ...this.query, order: "desc", limit, cursor };
+  request({ cursor, limit }, counts = null) {
+    return { ...this.query, order: "desc", limit, cursor, counts };
   }
 
   async readVisible() {
     if (this.pages.length === 0) this.pages.push({ cursor: null, after: null, limit: FIRST_PAGE });
     let changed = false;
     for (const page of this.pages.filter((one, index) => index === 0 || this.isLiveInView(one))) {
-      const answer = await getIfChanged(withQuery("/jobs", this.request(page)), page.etag);
-      page.etag = answer.etag;
+      const counts = page === this.pages[0] && !this.query.queue && performance.now() >= this.countAfter_ms;
+      const path = withQuery("/jobs", this.request(page, counts || null));
+      const answer = await getIfChanged(path, page.etags?.[path]);
       if (answer.changed) {
-        this.absorb(page, answer.data);
+        // An earlier answer of the path with or without counts is no longer what the rows show.
+        page.etags = { [path]: answer.etag };
+        if (this.absorb(page, answer.data)) this.countAfter_ms = 0;
+        this.counts = answer.data.counts ?? this.counts;
         changed = true;
+      } else {
+        page.etags[path] = answer.etag;
       }
+      if (counts) this.countAfter_ms = performance.now() + COUNTS_S * 1000;
     }
     if (this.wantsMore) {
       this.wantsMore = false;
@@ -96,7 +117,7 @@ export class JobList extends Poller {
     return seen.some((job) => !isEnded(job) && inRange(job, page));
   }
 
-  /** Put an answer in place of the jobs of its range. */
+  /** Put an answer in place of the jobs of its range; return true if jobs came, left or changed their states. */
   absorb(page, { jobs, next_cursor }) {
     const last = next_cursor === null ? null : jobs.at(-1);
     const range = { after: page.after, last };
@@ -109,6 +130,7 @@ export class JobList extends Poller {
     page.last = last;
     // New jobs move the end of the first page up; the cursor of the page after it stays valid.
     if (this.pages.at(-1) === page) page.next = next_cursor;
+    return this.rows.length !== old.size || fresh.some((job) => old.get(job.id)?.state !== job.state);
   }
 }
 

@@ -1,4 +1,4 @@
-import { useEffect, useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useRef, useState } from "preact/hooks";
 import { Icon } from "../components/icon.js";
 import { Empty, Failure, Loading } from "../components/states.js";
 import { VirtualTable } from "../components/virtual.js";
@@ -25,7 +25,8 @@ const TYPING_MS = 250;
 /** List jobs, live. The address keeps the filters: `status` and `queue` go to the API, `text` selects among loaded jobs. */
 export function Jobs({ query }) {
   const { status, queue, text = "" } = query;
-  const list = useMemo(() => new JobList({ status, queue }), [status, queue]);
+  const before = useRef(null);
+  const list = useMemo(() => (before.current = new JobList({ status, queue }, before.current?.counts)), [status, queue]);
   useFollowed(list);
   const rowHeight = useRowHeight();
   const rows = useMemo(() => select(list.rows, text), [list.rows, text]);
@@ -40,7 +41,7 @@ export function Jobs({ query }) {
     </div>
     <div class="tabs" role="group" aria-label="State">
       ${STATES.map(
-        ([value, label]) => html`<button key=${value} class="tab" aria-pressed=${(status ?? "") === value} onClick=${() => change({ status: value })}>${label}</button>`,
+        ([value, label]) => html`<button key=${value} class="tab" aria-pressed=${(status ?? "") === value} onClick=${() => change({ status: value })}>${label}${!queue && list.countOf(value) && html` <span class="tab-count">${list.countOf(value)}</span>`}</button>`,
       )}
     </div>
     ${list.error && list.rows.length === 0 && html`<${Failure} error=${list.error} retry=${list.refresh} />`}

@@ -95,8 +95,8 @@ function Consent({ code, offer, onLeave }) {
         <dt>Key</dt><dd>${offer.key_name}<br /><code>${offer.key_id}</code></dd>
         <dt>Permits</dt><dd>${offer.scopes.map((scope) => PERMITS[scope]).join("; ")}</dd>
       </dl>
-      <p class="soft">Sign in if you made this link: <code>baton console</code> and the demos print it. Who sent a link to you sees in this
-        tenant all that you submit there.</p>
+      <p class="soft">Sign in if you asked for this link with <code>baton console</code>. With a link from somebody else you work in the
+        sender's tenant, and the sender sees what you submit.</p>
       ${refusal && html`<p class="inline-error" role="alert">${refusal.message}</p>`}
       <button class="button button-primary button-wide" disabled=${busy} onClick=${accept}>${busy ? "Signing in …" : "Sign in"}</button>
       <button class="button button-wide" disabled=${busy} onClick=${() => onLeave()}>Stay out</button>

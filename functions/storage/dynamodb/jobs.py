@@ -145,6 +145,19 @@ class DynamoJobStore:
         # The index may lag, therefore jobs that have left the state are dropped here.
         return ResultPage([job for job in jobs if state is None or job.state is state], places.cursor)
 
+    def count_jobs(self, tenant: str, state: JobState, *, up_to: int) -> int:
+        with failures_translated():
+            answer = self._client.query(
+                TableName=self._table,
+                IndexName="by_state",
+                Select="COUNT",
+                Limit=up_to,
+                KeyConditionExpression="state_pk = :partition",
+                ExpressionAttributeValues={":partition": {"S": table_keys.state_pk(tenant, state)}},
+            )
+        count: int = answer["Count"]
+        return count
+
     def due_timers(self, now: int, *, limit: int) -> list[str]:
         return self._due(table_keys.TIMER, now, limit)
 

@@ -55,7 +55,8 @@ class Desk:
             query = dict(part.split("=", 1) for part in route.request.url.partition("?")[2].split("&"))
             begin = int(query.get("cursor", 0))
             end = begin + int(query["limit"])
-            body = {"jobs": jobs[begin:end], "next_cursor": str(end) if end < len(jobs) else None}
+            counts = {job["state"]: min(len(jobs), 100) for job in jobs[:1]} if "counts" in query else None
+            body = {"jobs": jobs[begin:end], "next_cursor": str(end) if end < len(jobs) else None, "counts": counts}
             route.fulfill(status=200, content_type="application/json", body=json.dumps(body))
 
         page.route("**/jobs?*", answer)

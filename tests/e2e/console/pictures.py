@@ -35,6 +35,9 @@ def main() -> int:
         desk = Desk(browser, stack)
         signing = desk.open()
         photograph(signing, "signin", signing.get_by_label("API key"))
+        signing.goto(desk.link())
+        signing.reload()
+        photograph(signing, "signin-link", signing.get_by_role("button", name="Sign in"))
         page = desk.sign_in()
         for name, place, shown in (
             ("jobs", "jobs", page.get_by_text("2 kills")),

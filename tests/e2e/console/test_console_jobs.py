@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from playwright.sync_api import expect
 
+from baton.contract.jobs.job import JobState
 from tests.e2e.console.desk import NARROW, Desk
 from tests.e2e.console.scenes import HOSTILE, Scene
 from tests.kits.stack.stack import Stack
@@ -98,6 +100,23 @@ def test_filters_select_and_stay_in_the_address(desk: Desk, jobs: dict[str, str]
     expect(row_of(page, jobs["pause-me"])).to_be_visible()
 
 
+def test_the_states_have_counts_that_follow(desk: Desk, scene: Scene, stack: Stack) -> None:
+    """The counts are those of all jobs of the tenant, also of jobs that the table does not show."""
+    job_id = scene.submit("counted")
+    paused = len(stack.client.jobs(status=JobState.PAUSED, limit=100).jobs)
+    page = desk.sign_in("/jobs?status=complete")
+    tab = page.get_by_role("button", name=re.compile("^Paused"))
+    expect(tab).to_have_text(f"Paused {paused}")
+    page.get_by_role("button", name="All", exact=True).click()
+    row_of(page, job_id).get_by_role("button", name="Pause counted").click()
+    page.get_by_role("dialog").get_by_role("button", name="Pause").click()
+    expect(tab).to_have_text(f"Paused {paused + 1}")
+    desk.requests.clear()
+    page.goto(f"{stack.url}/console#/jobs?queue={scene.queue}")
+    expect(tab).to_have_text("Paused")
+    assert not any("counts" in request for request in desk.requests), "no counts of one queue"
+
+
 def test_a_job_is_paused_and_the_undo_resumes_it(desk: Desk, scene: Scene, stack: Stack) -> None:
     job_id = scene.submit("steered")
     page = desk.sign_in(f"/jobs?queue={scene.queue}")
@@ -169,6 +188,7 @@ def test_ten_thousand_jobs_are_scrolled_with_few_rows_in_the_document(desk: Desk
         }"""
     )
     expect(page.get_by_text("10,000 jobs, all loaded")).to_be_visible()
+    expect(page.get_by_role("button", name="Waiting 99+")).to_be_visible()
     expect(page.get_by_text("job 1", exact=True)).to_be_visible()
     assert 0 < most <= MAX_ROWS_IN_DOCUMENT
     assert page.locator(".table-row").count() <= MAX_ROWS_IN_DOCUMENT

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
+from baton.contract.jobs.job import JobState
+from functions.api.jobs import job_calls
 from tests.kits.api.harness import NOW, Api, Held
 
 Filled = tuple[Api, Held]
@@ -187,13 +189,28 @@ def test_the_newest_jobs_come_first_where_that_is_asked_for(api: Api) -> None:
     api.get("/jobs?order=sideways").refused(ErrorCode.INVALID_VALUE, "order")
 
 
+def test_a_page_counts_all_jobs_by_state(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The counts have a bound, so that a poll of the console never reads all jobs of a tenant."""
+    stopped = api.submit()["id"]
+    api.post(f"/job/{stopped}/stop", {}).ok()
+    for _ in range(3):
+        api.submit(queue="other")
+    api.post("/job", {"command": ["train"]}, key="rival_submit").ok()
+    page = api.get("/jobs?limit=2&status=canceled&queue=default&counts=true").ok()
+    assert [job["id"] for job in page["jobs"]] == [stopped]
+    assert page["counts"] == {**dict.fromkeys(JobState, 0), "pending": 3, "canceled": 1}
+    assert api.get("/jobs?limit=2").ok()["counts"] is None, "counts cost reads"
+    monkeypatch.setattr(job_calls, "COUNTED_UP_TO", 2)
+    assert api.get("/jobs?limit=2&counts=true").ok()["counts"]["pending"] == 2
+
+
 def test_a_tenant_sees_its_own(filled: Filled) -> None:
     api, _ = filled
     for target in ("/jobs", "/jobs?status=pending", "/jobs?status=running", "/jobs?queue=default"):
         assert api.get(target).ok() != [], target
         assert api.get(target, key="rival_submit").ok() == [], target
         page = api.get(f"{target}{'&' if '?' in target else '?'}limit=10", key="rival_submit").ok()
-        assert page == {"jobs": [], "next_cursor": None}, target
+        assert page == {"jobs": [], "next_cursor": None, "counts": None}, target
     assert api.get("/data", key="rival_submit").ok() == {"objects": [], "next_cursor": None}
 
 
