@@ -1,4 +1,6 @@
 /** Views by place. A place without a view is not in the table, so no link leads to it. */
+import { FleetPage } from "../fleet/fleet.js";
+import { Fleets } from "../fleet/fleets.js";
 import { JobPage } from "../job/job.js";
 import { Jobs } from "../jobs/jobs.js";
 import { Keys } from "../keys/keys.js";
@@ -19,6 +21,22 @@ export const PLACES = [
     matches: (parts) => parts[0] === "jobs" && parts.length === 2,
     title: (parts) => `Job ${parts[1].slice(0, 8)}`,
     View: JobPage,
+  },
+  {
+    name: "fleets",
+    label: "Fleets",
+    icon: "fleet",
+    href: "#/fleets",
+    scope: "submit",
+    matches: (parts) => parts[0] === "fleets" && parts.length === 1,
+    title: () => "Fleets",
+    View: Fleets,
+  },
+  {
+    name: "fleet",
+    matches: (parts) => parts[0] === "fleets" && parts.length === 2,
+    title: (parts) => `Fleet ${parts[1]}`,
+    View: FleetPage,
   },
   {
     name: "keys",

@@ -1,0 +1,259 @@
+"""Fleets: machines, money against the budget, offers, receipts, the doctor, why nothing is rented, stop and rent again."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from playwright.sync_api import expect
+
+from baton.contract.fleets.fleet import MachineState
+from baton.contract.names import Scope
+from functions.api.admin.keys import generate_key
+from functions.fleet.records import Machine
+from functions.handlers.wiring import SystemRandomness
+from functions.storage.dynamodb.tokens import DynamoTokenStore
+from tests.e2e.console.desk import NARROW, Desk
+from tests.e2e.console.rentals import Rentals
+from tests.e2e.console.scenes import Scene
+from tests.kits.stack.stack import Stack
+
+SHORTAGE = "total_usd has 0.30 USD left, boot and one hour of the cheapest offer need 0.31 USD"
+
+
+@dataclass(frozen=True)
+class Night:
+    """A fleet with machines that work, wait and boot, and receipts; another one whose money has ended."""
+
+    rentals: Rentals
+    name: str
+    poor: str
+    job_id: str
+    machines: list[Machine]
+
+
+@pytest.fixture(scope="module")
+def night(stack: Stack) -> Iterator[Night]:
+    suffix = uuid4().hex[:6]
+    name, poor = f"nights-{suffix}", f"poor-{suffix}"
+    with Rentals(stack) as rentals:
+        rentals.apply(name, tags={"team": "vision"})
+        job_id = Scene(stack, name).submit("rented")
+        machines = rentals.night(name, job_id)
+        rentals.spend(name, 9.84)
+        rentals.apply(poor, budget={"total_usd": 20})
+        rentals.spend(poor, 19.7, waits=SHORTAGE)
+        yield Night(rentals, name, poor, job_id, machines)
+
+
+def test_the_list_says_what_each_fleet_has_costs_and_waits_for(desk: Desk, night: Night) -> None:
+    page = desk.sign_in("/fleets")
+    row = page.get_by_role("row").filter(has_text=night.name)
+    for text in ("active", "team=vision", "3 of 4: 1 with a job, 1 without a job, 1 starting", "$1.04/h", "$9.84 of"):
+        expect(row).to_contain_text(text)
+    expect(page.get_by_role("row").filter(has_text=night.poor)).to_contain_text(f"No machine is rented: {SHORTAGE}.")
+    assert desk.complaints(page) == []
+    page.emulate_media(color_scheme="dark")
+    page.set_viewport_size(NARROW)
+    assert desk.complaints(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
+    row.get_by_role("link", name=night.name).click()
+    expect(page.get_by_role("heading", name=night.name)).to_be_visible()
+    assert page.title() == f"Fleet {night.name} · Baton"
+
+
+def test_a_fleet_shows_money_against_each_bound_and_its_machines(desk: Desk, night: Night) -> None:
+    page = desk.sign_in(f"/fleets/{night.name}")
+    money = page.get_by_role("region", name="Money")
+    expect(money).to_contain_text("$9.84 spent · $1.04 reserved · $49.12 left · lasts for 2 d 0 h at the present price")
+    expect(money).to_contain_text(
+        re.compile(r"\$9\.84 spent · \$1\.04 reserved · ~\$1\d\.\d\d expected · \$4\.12 left")
+    )
+    history = page.get_by_role("region", name="Machines over time").get_by_role("img")
+    expect(history).to_have_attribute("aria-label", re.compile(r"[34]\d(\.\d+)? machine-hours with a job, 0\.\d+ mach"))
+    machines = page.get_by_role("table", name="Machines")
+    expect(machines.get_by_role("row").filter(has_text="b1usy")).to_contain_text("RTX 4090")
+    expect(machines.get_by_role("row").filter(has_text="b3oots")).to_contain_text("booting")
+    expect(machines.get_by_role("row").filter(has_text="r2eady")).to_contain_text("driver 580.65.06, writes 850 MB/s")
+    expect(machines.get_by_role("link", name=night.job_id[:8])).to_have_attribute("href", f"#/jobs/{night.job_id}")
+    assert desk.complaints(page) == []
+    page.set_viewport_size(NARROW)
+    assert desk.complaints(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
+    machines.get_by_role("button", name=re.compile("^Output of .*b1usy")).click()
+    # No account at vast is stored, so the provider cannot be asked.
+    expect(page.get_by_role("dialog").get_by_role("alert")).to_contain_text("vast")
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="7 d").click()
+    expect(history).to_have_attribute("aria-label", re.compile(r"^From 21 Nov|^From \d+ \w+, "))
+
+
+def test_a_transition_appears_without_a_reload_and_a_quiet_fleet_costs_304(desk: Desk, night: Night) -> None:
+    page = desk.sign_in("/fleets")
+    statuses: list[int] = []
+    path = f"/fleets/{night.name}"
+    page.on("response", lambda answer: statuses.append(answer.status) if answer.url.endswith(path) else None)
+    page.goto(f"{desk.stack.url}/console#{path}")
+    table = page.get_by_role("table", name="Machines")
+    expect(table).to_contain_text("booting")
+    with page.expect_response(lambda answer: answer.url.endswith(path) and answer.status == 304):
+        pass
+    night.machines[2] = night.rentals.change(night.machines[2], MachineState.REGISTERED)
+    expect(table).to_contain_text("registered")
+    assert statuses[0] == 200 and 304 in statuses
+
+
+def test_receipts_events_and_the_document_are_told(desk: Desk, night: Night) -> None:
+    page = desk.sign_in(f"/fleets/{night.name}")
+    parts = page.get_by_role("navigation", name="Parts of the fleet")
+    parts.get_by_role("link", name="Receipts").click()
+    expect(page.get_by_role("region", name="Receipts")).to_contain_text("5 machines · $16.27 observed · $16.11 charged")
+    row = page.get_by_role("row").filter(has_text="lost9")
+    for text in ("$0.75", "$0.74", "$0.22/h", "vast does not list the machine any more", "and 1 min 01 s later"):
+        expect(row).to_contain_text(text)
+    assert desk.complaints(page) == []
+    parts.get_by_role("link", name="Events").click()
+    events = page.get_by_role("region", name="Events")
+    expect(events).to_contain_text("The machine is lost.")
+    expect(events).to_contain_text("The machine is gone: two complete lists of its provider lack the machine")
+    assert desk.complaints(page) == []
+    parts.get_by_role("link", name="Document").click()
+    document = page.get_by_label("Document of the fleet")
+    expect(document).to_contain_text('"team": "vision"')
+    assert json.loads(document.inner_text())["budget"] == {"total_usd": 60, "per_day_usd": 15}
+    assert desk.complaints(page) == []
+
+
+def test_each_offer_has_the_reason_why_it_is_taken_or_not(desk: Desk, scene: Scene, night: Night) -> None:
+    name = f"cheap-{uuid4().hex[:6]}"
+    bounds = {"max_usd_per_hour": 0.21, "budget": {"total_usd": 5}, "min_vram_gib": 0, "disk_gib": 1}
+    night.rentals.apply(name, providers=["loopback", "vast"], queues=[scene.queue], **bounds)
+    waiting, big = scene.submit("fits"), scene.submit("big", requirements={"min_vram_gib": 80})
+    page = desk.sign_in(f"/fleets/{name}?tab=offers")
+    offers = page.get_by_role("region", name="Offers")
+    expect(offers).to_contain_text("1 further machine would start now. Why not more: one job waits.")
+    rows = offers.get_by_role("row")
+    expect(rows.filter(has_text="$0.20/h")).to_contain_text("taken")
+    expect(rows.filter(has_text="$0.21/h")).to_contain_text("not taken: one job waits")
+    expect(rows.filter(has_text="$0.27/h")).to_contain_text("0.27 USD/h exceeds max_usd_per_hour 0.21")
+    expect(offers).to_contain_text(re.compile(f"{big[:8]}.*80 GiB VRAM"))
+    expect(offers).to_contain_text("no account is stored; run 'baton fleet login vast'")
+    assert desk.complaints(page) == []
+    page.set_viewport_size(NARROW)
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
+    assert desk.stack.job(waiting).state == "pending" and desk.stack.client.fleet(name).machines == []
+
+
+def test_a_stop_says_its_effect_and_the_fleet_rents_again(desk: Desk, night: Night) -> None:
+    page = desk.sign_in(f"/fleets/{night.name}")
+    page.get_by_role("button", name="Stop").click()
+    dialog = page.get_by_role("dialog", name=f"Stop: {night.name}")
+    expect(dialog).to_contain_text("1 machine with a job saves a checkpoint first.")
+    expect(dialog).to_contain_text("2 machines without a job go back as soon as they answer.")
+    expect(dialog).to_contain_text("rents nothing until you let it rent again")
+    assert desk.complaints(page) == []
+    assert not desk.stack.client.fleet(night.name).stopped, "the dialog alone changes nothing"
+    dialog.get_by_role("button", name="Stop").click()
+    expect(
+        page.get_by_text("3 machines are given back. A machine with a job saves a checkpoint first.")
+    ).to_be_visible()
+    assert desk.stack.client.fleet(night.name).stopped
+    before = desk.stack.client.fleet(night.name).spec
+    page.locator(".job-head").get_by_role("button", name="Rent again").click()
+    dialog = page.get_by_role("dialog", name=f"Rent again: {night.name}")
+    expect(dialog).to_contain_text("up to 4 machines of vast, runpod at $1.50/h each at most")
+    expect(dialog).to_contain_text("$9.84 are spent already and count against the budget.")
+    dialog.get_by_role("button", name="Rent again").click()
+    expect(page.locator(".job-head").get_by_role("button", name="Stop")).to_be_visible()
+    after = desk.stack.client.fleet(night.name)
+    assert (after.stopped, after.spec) == (False, before)
+    # The undo of the toast is a stop.
+    page.get_by_role("status").get_by_role("button", name="Stop").click()
+    expect(page.locator(".badge-stopping")).to_be_visible()
+    desk.stack.client.put_fleet(before)
+
+
+def test_the_doctor_is_for_admins_of_the_deployment(desk: Desk, night: Night) -> None:
+    page = desk.sign_in("/fleets?tab=doctor")
+    finding = page.get_by_role("listitem").filter(has_text="account missing · vast")
+    expect(finding).to_contain_text("run 'baton fleet login vast'")
+    assert desk.complaints(page) == []
+    stray = {
+        "id": "stray_machine/vast/7000001",
+        "code": "stray_machine",
+        "provider": "vast",
+        "detail": "vast lists the machine 7000001, and no record explains it",
+        "fix": "destroys the machine 7000001",
+    }
+    sent: list[Any] = []
+
+    def fix(route: Any) -> None:
+        sent.append(route.request.post_data_json)
+        outcome = {"id": stray["id"], "fixed": True, "later": False, "detail": "the provider ends the machine"}
+        report["findings"] = []
+        route.fulfill(status=200, content_type="application/json", body=json.dumps({"outcomes": [outcome]}))
+
+    report = {"providers": ["vast"], "findings": [stray], "strays": [], "at": night.rentals.now}
+    answer = lambda route: route.fulfill(status=200, content_type="application/json", body=json.dumps(report))  # noqa: E731
+    page.route("**/fleet-doctor", answer)
+    page.route("**/fleet-doctor/fix", fix)
+    page.get_by_role("button", name="Examine again").click()
+    page.get_by_role("button", name=f"Fix {stray['id']}").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("The fix destroys the machine 7000001. There is no undo.")
+    assert sent == []
+    dialog.get_by_role("button", name="Fix").click()
+    expect(page.get_by_text("Fixed: the provider ends the machine.")).to_be_visible()
+    expect(page.get_by_role("heading", name="Nothing was found")).to_be_visible()
+    assert sent == [{"findings": [stray["id"]]}]
+    assert desk.complaints(page) == []
+
+
+def test_a_key_that_submits_sees_fleets_without_the_doctor(desk: Desk, night: Night) -> None:
+    page = desk.sign_in("/fleets?tab=doctor", key="submit")
+    expect(page.get_by_role("row").filter(has_text=night.name)).to_contain_text("$9.84 of")
+    expect(page.get_by_role("link", name="Doctor")).to_have_count(0)
+    assert not [request for request in desk.requests if "fleet-doctor" in request]
+    page.goto(f"{desk.stack.url}/console#/fleets/no-such-fleet")
+    expect(page.get_by_role("alert")).to_contain_text("No fleet no-such-fleet.")
+    page.get_by_role("link", name="Show all fleets").click()
+    expect(page.get_by_role("row").filter(has_text=night.name)).to_be_visible()
+
+
+def test_a_tenant_without_a_fleet_reads_how_to_make_one(desk: Desk, stack: Stack) -> None:
+    key, stack.keys["newcomer"] = generate_key(
+        SystemRandomness(), tenant="newcomer", name="first", scopes=[Scope.SUBMIT], now=0, expires_at=None
+    )
+    DynamoTokenStore(stack.tables, stack.prefix).put_key(key)
+    page = desk.sign_in("/fleets", key="newcomer")
+    expect(page.get_by_role("heading", name="No fleets yet")).to_be_visible()
+    for command in ("baton submit job.yaml --rent", "baton fleet apply nights.yaml"):
+        expect(page.get_by_text(command)).to_be_visible()
+    assert desk.complaints(page) == []
+    page.set_viewport_size(NARROW)
+    assert desk.complaints(page) == []
+    assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
+
+
+def test_a_fleet_stays_on_the_page_while_the_control_plane_is_away(desk: Desk, night: Night) -> None:
+    page = desk.sign_in(f"/fleets/{night.poor}")
+    expect(page.get_by_text(f"No machine is rented: {SHORTAGE}.")).to_be_visible()
+    desk.context.set_offline(True)
+    expect(page.get_by_text("The control plane does not answer")).to_be_visible()
+    page.get_by_role("link", name="Receipts").click()
+    expect(page.get_by_role("status", name="Loading receipts")).to_be_visible()
+    page.get_by_role("button", name="Stop").click()
+    dialog = page.get_by_role("dialog")
+    dialog.get_by_role("button", name="Stop").click()
+    expect(dialog.get_by_role("alert")).to_be_visible()
+    assert desk.complaints(page) == []
+    page.keyboard.press("Escape")
+    desk.context.set_offline(False)
+    expect(page.get_by_role("heading", name="No receipts yet")).to_be_visible()
+    expect(page.get_by_text("The control plane does not answer")).to_have_count(0)
+    assert not desk.stack.client.fleet(night.poor).stopped
