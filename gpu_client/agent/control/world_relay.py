@@ -70,6 +70,8 @@ class WorldClient(Protocol):
 
 class _Server(socketserver.ThreadingUnixStreamServer):
     daemon_threads = True
+    request_queue_size = 1024
+    """Calls that wait for a busy agent: each relayed peer has a dozen of streams, and the kernel refuses the rest."""
     relay: WorldRelay
 
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
+import threading
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -102,6 +105,26 @@ def test_each_call_reaches_the_control_plane_with_the_lease(client: RecordingCli
         ("relay", "seat-job", "lease-token", relayed),
         ("lease", "seat-job", "lease-token", wanted),
     ]
+
+
+def test_a_burst_of_calls_waits_for_a_busy_agent(relay: WorldRelay, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each relayed peer has a dozen of streams, whose threads all call; a refusal would look like an outage."""
+    serve, is_free = relay._server.process_request, threading.Event()
+
+    def serve_later(*request: Any) -> None:
+        assert is_free.wait(60)
+        serve(*request)
+
+    monkeypatch.setattr(relay._server, "process_request", serve_later)
+    with contextlib.ExitStack() as opened:
+        opened.callback(is_free.set)
+        callers = [opened.enter_context(socket.socket(socket.AF_UNIX)) for _ in range(200)]
+        for one in callers:
+            one.settimeout(60)
+            one.connect(str(relay.path))
+            one.sendall(b'{"call": "view"}\n')
+        is_free.set()
+        assert {json.loads(one.makefile("rb").readline())["status"] for one in callers} == {200}
 
 
 @pytest.mark.parametrize(
