@@ -2,6 +2,7 @@ import { html } from "../core/html.js";
 
 const PATHS = {
   jobs: "M4 6h16M4 12h16M4 18h10",
+  submit: "M12 5v14M5 12h14",
   fleet: "M4 5h16v6H4zM4 13h16v6H4zM8 8h.01M8 16h.01",
   rings: "M12 4a8 8 0 1 1-7.4 5M4 4v5h5",
   keys: "M8 11a4 4 0 1 0 0 8 4 4 0 0 0 0-8zM10.9 12.1 20 3M16.5 6.5 19 9M13.5 9.5l1.8 1.8",

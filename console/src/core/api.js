@@ -13,8 +13,8 @@ export const post = (path, body) => call("POST", path, { body });
 export const remove = (path) => call("DELETE", path);
 
 /** Make one call and return the JSON answer, null for an answer without a body. Throws ApiError. */
-export async function call(method, path, { query, body } = {}) {
-  const answer = await fetchAnswer(method, withQuery(path, query), { body });
+export async function call(method, path, { query, body, headers } = {}) {
+  const answer = await fetchAnswer(method, withQuery(path, query), { body, headers });
   return answer.status === 204 ? null : answer.json();
 }
 

@@ -32,9 +32,9 @@ export function documentOf(job, rules) {
   return Object.fromEntries(Object.entries(document).filter(([name, value]) => !empty(value) || name === "outputs" && Array.isArray(value)));
 }
 
-/** Return a command for a shell that submits the job again. Pure. */
-export function submitCommand(job, rules) {
-  const text = JSON.stringify(documentOf(job, rules), null, 2);
+/** Return a command for a shell that submits the document. Pure. */
+export function submitCommand(document) {
+  const text = JSON.stringify(document, null, 2);
   let mark = "JOB";
   // A line of the document that equals the mark would end it early.
   while (text.split("\n").includes(mark)) mark += "_";
@@ -66,7 +66,7 @@ export function Files({ job, version }) {
     </section>
     <section aria-label="Document"><h2>Document</h2>
       <p class="soft">Submits the same job again${Object.keys(job.environment).length ? `, with its ${counted(Object.keys(job.environment).length, "environment variable")}` : ""}.</p>
-      ${loading ? html`<${Loading} rows=${3} label="Loading the rules" />` : html`<${Copyable} text=${submitCommand(job, rules?.newest?.text)} label="Copy the command" />`}
+      ${loading ? html`<${Loading} rows=${3} label="Loading the rules" />` : html`<${Copyable} text=${submitCommand(documentOf(job, rules?.newest?.text))} label="Copy the command" />`}
     </section>
   </div>`;
 }

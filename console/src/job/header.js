@@ -4,9 +4,10 @@ import { ProgressBar } from "../components/bar.js";
 import { Age, useNow } from "../components/time.js";
 import { MIN_USD, count, counted, duration, number, percent, usd } from "../core/format.js";
 import { html } from "../core/html.js";
+import { hrefOf } from "../core/router.js";
 import { JobActions, titleOf } from "../jobs/actions.js";
 import { may, session } from "../core/session.js";
-import { forecast } from "../jobs/attempts.js";
+import { forecast, liveOf } from "../jobs/attempts.js";
 import { why } from "../jobs/why.js";
 import { Share } from "./share.js";
 
@@ -15,7 +16,8 @@ export function JobHeader({ job, attempts }) {
   const now = useNow();
   const { spent_usd, expected_usd, eta_s } = forecast(job, attempts, now);
   const sentence = why(job, now);
-  const live = attempts?.findLast((one) => one.ended_at === null);
+  const running = liveOf(job, attempts);
+  const live = running.at(-1);
   const { step, total_steps, metrics = {} } = job.progress ?? {};
   const share = job.state === "complete" ? 1 : total_steps ? Math.min(1, step / total_steps) : null;
   return html`<header class="job-head">
@@ -27,7 +29,7 @@ export function JobHeader({ job, attempts }) {
         ${Object.entries(job.tags).map(([name, value]) => html`<${Tag} key=${name}>${value ? `${name}=${value}` : name}<//>`)}
       </div>
     </div>
-    <div class="job-actions"><${JobActions} job=${job} />${may("submit") && html`<${Share} job=${job} />`}</div>
+    <div class="job-actions"><${JobActions} job=${job} />${may("submit") && html`<a class="button" href=${hrefOf("/submit", { from: job.id })}>Submit again</a><${Share} job=${job} />`}</div>
     ${sentence && html`<div class="job-why job-why-${job.state}"><p>${sentence}.</p><${LastEnd} job=${job} attempts=${attempts} /></div>`}
     <dl class="facts">
       <${Fact} name="Progress" wide>
@@ -44,10 +46,10 @@ export function JobHeader({ job, attempts }) {
         ${spent_usd === null ? html`<span class="soft" title="The workers report no price">not reported</span>` : html`<b>${usd(spent_usd)}</b>`}
         ${expected_usd >= MIN_USD && html`<span class="soft" title="Expected until the end at the present speed"> of ~${usd(expected_usd)}</span>`}
       <//>
-      <${Fact} name="Attempts">
-        <b>${count(job.counters.attempts)}</b><span class="soft">${lossesOf(job.counters)}</span>
+      <${Fact} name=${job.nodes ? "Nodes" : "Attempts"}>
+        <b>${count(job.nodes ? running.length : job.counters.attempts)}</b><span class="soft">${job.nodes ? ` of ${count(job.nodes.max)}, ${counted(job.counters.attempts, "attempt")}` : ""}</span><span class="soft">${lossesOf(job.counters)}</span>
       <//>
-      <${Fact} name="Machine"><${Machine} job=${job} live=${live} /><//>
+      <${Fact} name=${job.nodes ? "Machines" : "Machine"}><${Machine} job=${job} live=${live} running=${running} /><//>
     </dl>
   </header>`;
 }
@@ -59,11 +61,11 @@ function lossesOf({ interruptions, failures }) {
 
 /** Tell how the last attempt ended, with the last lines of its output, if the job has not gone on since. */
 function LastEnd({ job, attempts }) {
-  const last = attempts?.at(-1);
+  const last = [...(attempts ?? [])].sort((one, other) => (one.ended_at ?? 0) - (other.ended_at ?? 0)).at(-1);
   if (!last || job.state === "running" || !["failed", "interrupted"].includes(last.end)) return null;
   const exit = last.signal ? ` by signal ${last.signal}` : last.exit_code ? ` with exit code ${last.exit_code}` : "";
   const what = last.end === "failed" ? `failed${exit}` : "lost its machine";
-  return html`<p>Attempt ${last.epoch} ${what}${last.reason?.message ? `: ${last.reason.message}` : ""}.</p>
+  return html`<p>${job.nodes ? `Node ${last.seat}` : `Attempt ${last.epoch}`} ${what}${last.reason?.message ? `: ${last.reason.message}` : ""}.</p>
     ${last.log_tail.length > 0 && html`<details><summary>Its last lines</summary><pre tabindex="0" aria-label="Last lines">${last.log_tail.join("\n")}</pre></details>`}`;
 }
 
@@ -71,7 +73,11 @@ const TONES = { complete: "good", failed: "bad", paused: "warn", canceled: "soft
 
 const Fact = ({ name, wide, children }) => html`<div class="fact ${wide ? "fact-wide" : ""}"><dt>${name}</dt><dd>${children}</dd></div>`;
 
-function Machine({ job, live }) {
+function Machine({ job, live, running }) {
+  if (job.nodes && running.length > 1) {
+    const kinds = [...new Set(running.map((one) => one.gpu_model ?? one.provider))].filter(Boolean).join(", ");
+    return html`<a href="#/jobs/${job.id}?tab=world"><b>${counted(running.length, "machine")}</b></a>${kinds && html`<span class="soft clip" title=${kinds}>${kinds}</span>`}`;
+  }
   const name = job.machine_id ?? live?.machine_id ?? live?.worker_id;
   if (!name) return html`<span class="soft">none now</span>`;
   const kind = [live?.gpu_model, live?.provider].filter(Boolean).join(", ");

@@ -5,6 +5,7 @@ import { JobPage } from "../job/job.js";
 import { Jobs } from "../jobs/jobs.js";
 import { Keys } from "../keys/keys.js";
 import { Webhooks } from "../keys/webhooks.js";
+import { Submit } from "../submit/submit.js";
 
 export const PLACES = [
   {
@@ -21,6 +22,16 @@ export const PLACES = [
     matches: (parts) => parts[0] === "jobs" && parts.length === 2,
     title: (parts) => `Job ${parts[1].slice(0, 8)}`,
     View: JobPage,
+  },
+  {
+    name: "submit",
+    label: "Submit",
+    icon: "submit",
+    href: "#/submit",
+    scope: "submit",
+    matches: (parts) => parts[0] === "submit" && parts.length === 1,
+    title: () => "Submit a job",
+    View: Submit,
   },
   {
     name: "fleets",

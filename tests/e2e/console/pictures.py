@@ -44,6 +44,7 @@ def main() -> int:
             ("keys", "keys", page.get_by_role("table", name="API keys")),
             ("webhooks", "webhooks", page.get_by_text("https://hooks.example.com/baton")),
             ("job", f"jobs/{job}", page.get_by_role("heading", name="unet-photographs")),
+            ("submit", "submit?recipe=digits@1", page.get_by_text("Optimizer steps.")),
             ("jobs-none", "jobs?text=no+such+job", page.get_by_text("No job matches")),
         ):
             page.goto(f"{stack.url}/console#/{place}")
