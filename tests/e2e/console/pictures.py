@@ -12,6 +12,7 @@ from typing import Any
 from baton.contract.admin.webhooks import WebhookCreate
 from tests.e2e.console.chromium import launched
 from tests.e2e.console.desk import NARROW, WIDE, Desk
+from tests.e2e.console.rentals import Rentals
 from tests.e2e.console.scenes import Scene
 from tests.e2e.console.trainings import Training
 from tests.kits.stack.stack import Stack
@@ -55,9 +56,41 @@ def main() -> int:
         page.goto(f"{stack.url}/console#/keys")
         page.get_by_role("button", name="New key").click()
         photograph(page, "dialog-key", page.get_by_role("dialog"))
+        photograph_fleets(page, stack)
         desk.close()
     sys.stdout.write(f"{PICTURES}\n")
     return 0
+
+
+def photograph_fleets(page: Any, stack: Stack) -> None:
+    """Write the views of fleets, whose machines no tick changes meanwhile."""
+    fleets = f"{stack.url}/console#/fleets"
+    page.goto(fleets)
+    photograph(page, "fleets-none", page.get_by_role("heading", name="No fleets yet"))
+    with Rentals(stack) as rentals:
+        rentals.apply("nights", tags={"team": "vision"})
+        rentals.night("nights", Scene(stack, "nights").submit("unet-rented"))
+        rentals.spend("nights", 9.84)
+        small = {"min_vram_gib": 0, "disk_gib": 1, "max_usd_per_hour": 0.22}
+        rentals.apply("days", providers=["loopback"], **small, budget={"total_usd": 20})
+        shortage = "total_usd has 0.15 USD left, boot and one hour of the cheapest offer need 0.20 USD"
+        rentals.spend("days", 19.85, waits=shortage)
+        rentals.apply("tags", providers=["loopback", "vast"], **small, budget={"per_month_usd": 90})
+        queue = Scene(stack, "tags")
+        for needs in ({}, {}, {"min_vram_gib": 80}):
+            queue.submit("tagger", requirements=needs)
+        for name, place, shown in (
+            ("fleets", "", page.get_by_role("table", name="Fleets")),
+            ("fleets-doctor", "?tab=doctor", page.get_by_role("listitem")),
+            ("fleet", "/nights", page.get_by_role("table", name="Machines")),
+            ("fleet-offers", "/tags?tab=offers", page.get_by_role("table", name="Offers")),
+            ("fleet-receipts", "/nights?tab=receipts", page.get_by_role("table", name="Receipts")),
+            ("fleet-events", "/nights?tab=events", page.get_by_role("region", name="Events")),
+        ):
+            page.goto(f"{fleets}{place}")
+            photograph(page, name, shown.first)
+        page.get_by_role("button", name="Stop").click()
+        photograph(page, "dialog-stop-fleet", page.get_by_role("dialog"))
 
 
 def photograph(page: Any, name: str, shown: Any) -> None:

@@ -1,4 +1,4 @@
-"""Fleets: machines, money against the budget, offers, receipts, the doctor, why nothing is rented, stop and rent again."""
+"""Fleets: machines, money, offers, receipts, the doctor, why nothing is rented, stop and rent again."""
 
 from __future__ import annotations
 
