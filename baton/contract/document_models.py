@@ -22,8 +22,8 @@ def validate_document(document: Document, model: type[M], *, kind: str, names: s
         return model.model_validate(document.value, strict=True)
     except ValidationError as error:
         for problem in error.errors(include_url=False):
-            location = _within(document.value, problem["loc"])
-            reason, remedy = _reason_and_remedy(dict(problem), location, model, kind, names)
+            location = locate(document.value, problem["loc"])
+            reason, remedy = explain_problem(dict(problem), location, model, kind=kind, names=names)
             document.fault(location, reason, remedy)
         return None
 
@@ -34,7 +34,7 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     return f"Did you mean {close[0]!r}?" if close else f"There are {', '.join(sorted(known)) or 'none'}."
 
 
-def _within(value: Any, loc: Location) -> Location:
+def locate(value: Any, loc: Location) -> Location:
     """Convert pydantic's location of an error into a location in the document.
 
     pydantic adds the members of a union, which the document does not have. A missing field has its parent's place.
@@ -51,10 +51,10 @@ def _within(value: Any, loc: Location) -> Location:
     return tuple(found)
 
 
-def _reason_and_remedy(
-    problem: dict[str, Any], location: Location, model: type[BaseModel], kind: str, names: str
+def explain_problem(
+    problem: dict[str, Any], location: Location, model: type[BaseModel], *, kind: str, names: str
 ) -> tuple[str, str]:
-    """Convert an error of pydantic into a reason and a remedy."""
+    """Convert an error of pydantic into a reason and a remedy; `validate_document` describes the arguments."""
     code, message = problem["type"], str(problem["msg"]).removeprefix("Value error, ")
     given = problem.get("input")
     if code == "missing":
@@ -68,7 +68,7 @@ def _reason_and_remedy(
         return f"must be {_KINDS[code]}, not {_kind_of(given)}", _show_kind(code, given, location, model)
     if code.endswith(("_type", "_parsing")):
         return f"{message[0].lower()}{message[1:]}, not {_kind_of(given)}", "Write a value of that type."
-    if code == "string_pattern_mismatch" and location and location[-1] == "name":
+    if code == "string_pattern_mismatch" and location and location[-1] in ("name", "queue"):
         return "cannot be a name", names
     return f"{message[0].lower()}{message[1:]}", "Change the value accordingly."
 
@@ -90,7 +90,7 @@ def _show_kind(code: str, given: Any, location: Location, model: type[BaseModel]
     if fields:
         return f"Write fields like '{{{fields[0]}: ...}}'; there are {', '.join(fields)}."
     if code == "list_type" and isinstance(given, (str, int, float)):
-        return f"Write [{given}]."
+        return f"Write [{', '.join(str(given).split())}]."
     return "Write a value of that type."
 
 

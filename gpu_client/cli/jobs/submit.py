@@ -19,13 +19,15 @@ from typing import Annotated, Any
 import typer
 import yaml
 from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
+from baton.contract.document_models import explain_problem, locate
 from baton.contract.fleets.plan import PlanRequest
 from baton.contract.jobs.job import JobSubmit
 from baton.contract.jobs.rent import fleet_of
 from baton.contract.rules.document.loader import load
 from baton.contract.worker.control import MAX_RULES_BYTES
-from baton.contract.yaml_documents import load_values
+from baton.contract.yaml_documents import Location, load_values
 from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import parse_duration, require_finite
@@ -168,30 +170,25 @@ def _split_pair(text: str, option: str) -> tuple[str, str]:
 
 def _list_problems(document: dict[str, Any], error: ValidationError) -> list[str]:
     """List the problems with their locations; the failed alternatives of a union are one problem."""
-    found: dict[str, list[str]] = {}
+    found: dict[Location, list[ErrorDetails]] = {}
     for problem in error.errors(include_url=False):
-        messages = str(problem["msg"]).removeprefix("Value error, ")
-        if problem["loc"] == ("recipe",) and problem["type"] == "string_pattern_mismatch":
-            name = str(problem["input"])[:80]
-            messages = f"{name!r} is not NAME@VERSION, as in digits@1. List the recipes with: baton recipes list"
-        found.setdefault(_format_location(document, problem["loc"]), []).append(messages)
-    return [
-        f"{place}: {'; or: '.join(messages)}" if place else "; ".join(messages) for place, messages in found.items()
-    ]
+        found.setdefault(locate(document, problem["loc"]), []).append(problem)
+    listed = []
+    for place, problems in found.items():
+        text = "; or: ".join(str(problem["msg"]).removeprefix("Value error, ") for problem in problems)
+        if len(problems) == 1 and problems[0]["type"] != "value_error":
+            text = _explain(problems[0], place)
+        listed.append(f"{'.'.join(map(str, place))}: {text}" if place else text)
+    return listed
 
 
-def _format_location(value: Any, loc: Sequence[int | str]) -> str:
-    """Format a location in the document, without the type names that pydantic appends."""
-    parts: list[str] = []
-    for part in loc:
-        if isinstance(value, dict):
-            value = value.get(part)
-        elif isinstance(value, list) and isinstance(part, int):
-            value = value[part] if part < len(value) else None
-        else:
-            break
-        parts.append(str(part))
-    return ".".join(parts)
+def _explain(problem: ErrorDetails, place: Location) -> str:
+    if place == ("recipe",) and problem["type"] == "string_pattern_mismatch":
+        name = str(problem["input"])[:80]
+        return f"{name!r} is not NAME@VERSION, as in digits@1. List the recipes with: baton recipes list"
+    names = "Use up to 63 lower-case letters, digits and hyphens, a letter or digit first."
+    reason, remedy = explain_problem(dict(problem), place, JobSubmit, kind="jobs", names=names)
+    return f"{reason}. {remedy}"
 
 
 KEY_LIFETIME_S = 24 * 3600

@@ -158,12 +158,19 @@ def test_what_was_not_said_is_not_sent() -> None:
             {"recipe": "digits"},
             "recipe: 'digits' is not NAME@VERSION, as in digits@1. List the recipes with: baton recipes list$",
         ),
-        ({"recipe": 5}, "recipe: Input should be a valid string"),
-        ({**DIGITS, "prioritty": 3}, "prioritty: "),
+        ({"recipe": 5}, "recipe: must be text, not a number. Put it into quotes.$"),
+        ({**DIGITS, "prioritty": 3}, "prioritty: is not a field of jobs. Did you mean 'priority'[?]$"),
+        ({**DIGITS, "policy": {"max_fail": 3}}, "policy.max_fail: is not a field of jobs. Did you mean 'max_failures'"),
+        ({"command": "python a.py"}, r"command: must be a list, not text. Write \[python, a.py\].$"),
+        (
+            {**DIGITS, "queue": "No Such"},
+            "queue: cannot be a name. Use up to 63 lower-case letters, digits and hyphens",
+        ),
+        ({**DIGITS, "inputs": ["digits/"]}, r"inputs.0: .*prefix"),
         ({**DIGITS, "priority": 300}, "priority: .*100"),
         ({**DIGITS, "policy": {"max_failures": 0}}, "policy.max_failures: "),
         ({**DIGITS, "inputs": [{"prefix": "../up"}]}, "inputs.0.prefix: "),
-        ({**DIGITS, "inputs": [{"into": "a"}]}, "inputs.0.prefix: Field required"),
+        ({**DIGITS, "inputs": [{"into": "a"}]}, "inputs.0.prefix: is missing. Add 'prefix: ...' here."),
         ({**DIGITS, "policy": {"checkpoint_every": "x"}}, r"policy\.checkpoint_every: .*'auto'; or: .*integer"),
     ],
 )
@@ -208,8 +215,12 @@ def test_options_rent_a_machine() -> None:
         ({}, SubmitOptions(budget_usd=5), "need --rent"),
         ({}, SubmitOptions(rent=True, budget_usd=5), "--rent needs a budget and a provider"),
         ({"rent": {"providers": ["vast"]}}, SubmitOptions(rent=True), "--rent needs a budget and a provider"),
-        ({}, SubmitOptions(rent=True, budget_usd=-1, providers=["vast"]), "rent.budget_usd: Input should be greater"),
-        ({"rent": True}, SubmitOptions(), "rent: Input should be"),
+        ({}, SubmitOptions(rent=True, budget_usd=-1, providers=["vast"]), "rent.budget_usd: input should be greater"),
+        (
+            {"rent": True},
+            SubmitOptions(),
+            "rent: must be fields with values, not true or false. Write fields like '{budget_usd: ...}'",
+        ),
     ],
 )
 def test_what_cannot_be_rented(document: dict[str, Any], options: SubmitOptions, messages: str) -> None:
