@@ -65,6 +65,8 @@ class WorldSteering:
         self._observed_round = 0
         self._decided: list[tuple[str, Order]] = []
         """Orders of the newest observed round, until its commit."""
+        self._left: list[tuple[str, Order]] = []
+        """Orders of committed rounds for which the first member's statuses had no room."""
         self._round_decisions: list[dict[str, Any]] = []
         self._is_observing = False
         self._decisions: list[dict[str, Any]] = []
@@ -94,7 +96,7 @@ class WorldSteering:
             self.leads = leads
             found = [*self._journal] if enters else []
             if leads:
-                found += [_encode(key, one) for key, one in self._decided if one.action not in ONCE_PER_TRAINING]
+                found += [_encode(key, one) for key, one in self._list_own_orders()]
             found += [_encode(key, one) for key, (one, _) in self._commands.items()]
             return found[:MAX_SENT_ORDERS] if not enters else found[: MAX_JOURNAL + MAX_SENT_ORDERS]
 
@@ -128,9 +130,13 @@ class WorldSteering:
                 self._add_decisions(self._round_decisions)
                 once = [one for _, one in self._decided if one.action in ONCE_PER_TRAINING]
                 self._orders += [NodeOrder(one, saves, leads) for one in once]
-            self._round_decisions, self._decided = [], []
             found = [one for orders in statuses for one in orders if not one.get("done")]
             self._take(sorted(found, key=_command_of), saves=saves, leads=leads)
+            self._left = [one for one in self._list_own_orders() if one[0] not in self._done] if leads else []
+            self._round_decisions, self._decided = [], []
+
+    def _list_own_orders(self) -> list[tuple[str, Order]]:
+        return [*self._left, *(one for one in self._decided if one[1].action not in ONCE_PER_TRAINING)]
 
     def _take(self, found: Iterable[Mapping[str, Any]], *, saves: bool, leads: bool) -> None:
         for one in found:

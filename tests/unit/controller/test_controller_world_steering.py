@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gpu_client.controller.world_steering import MAX_SENT_ORDERS
 from gpu_client.elastic.rounds.member_status import MemberStatus
 from tests.unit.controller.controller_kit import Rate, Setup, agree, command, ranks, rule
 
@@ -83,6 +84,32 @@ def test_the_next_member_decides_when_the_first_vanishes_before_the_commit() -> 
     run_round(nodes[1:], 2, loss=1.0)
     assert [one.knob.value for one in nodes] == [0.8, 0.4, 0.4]
     assert nodes[1].agent.fired() == [("high", 2)]
+
+
+def count_high(rules: int) -> str:
+    """Write rules that call the hook `count` in the same round."""
+    return json.dumps(
+        {"rules": [{"name": f"high{place}", "when": "loss > 2", "do": {"hook": "count"}} for place in range(rules)]}
+    )
+
+
+def test_orders_for_which_a_status_has_no_room_follow_in_the_next_rounds() -> None:
+    rules = 2 * MAX_SENT_ORDERS + 1
+    nodes = [Node(count_high(rules)) for _ in range(2)]
+    calls: list[list[str]] = [[], []]
+    for one, called in zip(nodes, calls, strict=True):
+        one.steering.offer(hooks={"count": lambda order, called=called: called.append(order.rule)})
+    for number, loss in enumerate((1.0, 3.0, 3.0, 3.0), start=1):
+        run_round(nodes, number, loss=loss)
+        assert len(calls[0]) == len(calls[1]) == min(rules, (number - 1) * MAX_SENT_ORDERS)
+    assert calls[0] == calls[1] == [f"high{place}" for place in range(rules)]
+    assert len(nodes[0].agent.fired()) == rules
+
+
+def test_a_later_first_member_repeats_no_decision_of_an_earlier_round() -> None:
+    nodes = [Node(count_high(MAX_SENT_ORDERS + 1)) for _ in range(2)]
+    run_round(nodes, 1, loss=3.0)
+    assert nodes[1].world.describe(leads=True, enters=False) == []
 
 
 def test_an_alert_comes_from_one_node_alone() -> None:
