@@ -127,9 +127,9 @@ class JobWatch:
     def until(self, condition: Callable[[JobStatus], bool], event: str, deadline_s: float) -> JobStatus:
         """Poll until `condition` holds.
 
-        Raises DemoError after `deadline_s`, or if the job ends or the worker leaves before.
+        Raises DemoError after `deadline_s` without a new step, or if the job ends or the worker leaves before.
         """
-        deadline = self._clock() + deadline_s
+        last_step, deadline = None, self._clock() + deadline_s
         while True:
             # Read before the job: a worker may finish the job and leave between the two calls.
             exit_code = self._worker.exit_code
@@ -144,8 +144,12 @@ class JobWatch:
             if exit_code is not None:
                 name, log = self._worker.name, self._worker.log
                 raise DemoError(f"{name} left with exit code {exit_code}, before {event}: {reason}", log)
+            step = [(attempt.epoch, attempt.progress.step) for attempt in status.attempts if attempt.progress][-1:]
+            if step != last_step:
+                last_step, deadline = step, self._clock() + deadline_s
             if self._clock() > deadline:
-                raise DemoError(f"{event} took more than {deadline_s:.0f} s", self._worker.log)
+                busy = "the machine may be busy, then run the demo again"
+                raise DemoError(f"no step for {deadline_s:.0f} s, before {event}; {busy}", self._worker.log)
             self._sleep(POLL_S)
 
     def until_end(self, expected: JobState, deadline_s: float) -> JobRecord:

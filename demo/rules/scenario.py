@@ -32,7 +32,7 @@ LIVE_STEPS = 3000
 LIVE_FROM = 30
 """Step of the live training from which on commands are sent."""
 JOB_S = 150.0
-"""Deadline of a job, its worker's start included."""
+"""Deadline of each step of a job, of the first one with its worker's start."""
 ACKNOWLEDGE_S = 30.0
 
 

@@ -26,7 +26,7 @@ LEARNING_RATE = 2e-3
 START_S = 120.0
 """Deadline from the start of a worker to its first step."""
 TRAIN_S = 180.0
-"""Deadline of a training."""
+"""Deadline of each step of a training."""
 LEAVE_S = 20.0
 """Deadline for a worker to leave after its job."""
 
