@@ -19,6 +19,12 @@ export function endOf(period) {
   return (day ? Date.UTC(year, month - 1, day + 1) : Date.UTC(year, month, 1)) / 1000;
 }
 
+/** Return the time until the first bound of the fleet's own is used up at this price; null if none is, or nothing is spent. */
+export function lastsFor(bounds, usd_per_hour, now) {
+  const times = bounds.filter((one) => one.scope === "fleet").map((one) => forecast(one, usd_per_hour, now).lasts_s);
+  return times.reduce((least, one) => (one === null || (least !== null && least <= one) ? least : one), null);
+}
+
 /**
  * Return what the present machines spend of a bound at their present price, all rented on:
  * `expected_usd` until the end of the period (null without a period or a price), never more than the bound permits, and

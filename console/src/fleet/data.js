@@ -1,5 +1,5 @@
 /** Data of fleets beside their followed view: read once for each version, so that a quiet fleet costs no request. */
-import { useEffect, useRef, useState } from "preact/hooks";
+import { useEffect, useState } from "preact/hooks";
 import { now_s } from "../core/clock.js";
 import { useNow } from "../components/time.js";
 
@@ -40,9 +40,13 @@ export function useReading(read, version) {
   return { ...found, again: () => setTurn(turn + 1) };
 }
 
-/** Return the present time of the fleets' clock, which `answer.at` tells: in a demonstration this clock is another one. */
-export function useFleetNow(answer) {
-  const seen = useRef({ answer: null });
-  if (seen.current.answer !== answer) seen.current = { answer, offset_s: answer ? answer.at - now_s() : 0 };
-  return useNow() + seen.current.offset_s;
+const offsets = new WeakMap();
+
+/** Return the seconds by which the fleets' clock was ahead when `answer` first came here: a demonstration has a clock of its own. */
+export function offsetOf(answer) {
+  if (!offsets.has(answer)) offsets.set(answer, answer.at - now_s());
+  return offsets.get(answer);
 }
+
+/** Render once a second, and return the present time of the fleets' clock. */
+export const useFleetNow = (answer) => useNow() + offsetOf(answer);

@@ -8,8 +8,8 @@ import { html } from "../core/html.js";
 import { useResource } from "../core/polling.js";
 import { hrefOf } from "../core/router.js";
 import { FleetActions } from "./actions.js";
-import { forecast, tightest, usdPerHour } from "./budget.js";
-import { useFleetNow, versionOf } from "./data.js";
+import { lastsFor, usdPerHour } from "./budget.js";
+import { offsetOf, useFleetNow, versionOf } from "./data.js";
 import { Events } from "./history.js";
 import { MachineChart } from "./machine-chart.js";
 import { Machines } from "./machines.js";
@@ -34,16 +34,17 @@ export function FleetPage({ parts, query }) {
 
 function Fleet({ name, tab }) {
   const { data: fleet, error, refresh } = useResource(`/fleets/${encodeURIComponent(name)}`);
-  const now = useFleetNow(fleet);
   if (error && !fleet) return html`<div class="page"><${Failure} error=${error} retry=${refresh} /><p class="state"><a href="#/fleets">Show all fleets</a></p></div>`;
   if (!fleet) return html`<div class="page"><${Loading} rows=${6} label="Loading the fleet" /></div>`;
+  // When the answer comes, not when a part first shows a time.
+  offsetOf(fleet);
   const View = VIEWS[tab] ?? Overview;
   return html`<div class="page job-page">
-    <${Header} fleet=${fleet} now=${now} />
+    <${Header} fleet=${fleet} />
     <nav class="tabs job-tabs" aria-label="Parts of the fleet">
       ${TABS.map(([part, label]) => html`<a key=${part} class="tab" href=${hrefOf(`/fleets/${name}`, { tab: part })} aria-current=${tab === part ? "page" : undefined}>${label}</a>`)}
     </nav>
-    <${View} fleet=${fleet} version=${versionOf(fleet)} now=${now} />
+    <${View} fleet=${fleet} version=${versionOf(fleet)} />
   </div>`;
 }
 
@@ -56,12 +57,11 @@ export function machineWords(machines) {
   return GROUPS.filter(([group]) => counts[group]).map(([group, word]) => `${counts[group]} ${word}`).join(", ");
 }
 
-function Header({ fleet, now }) {
+function Header({ fleet }) {
   const { spec, machines, bounds } = fleet;
   const sentence = why(fleet);
   const price = usdPerHour(machines);
-  const bound = tightest(bounds);
-  const lasts_s = bound && forecast({ ...bound, period: "" }, price, now).lasts_s;
+  const lasts_s = lastsFor(bounds, price, useFleetNow(fleet));
   return html`<header class="job-head">
     <div class="job-title">
       <p class="crumbs"><a href="#/fleets">Fleets</a> <span aria-hidden="true">/</span> <span>${spec.providers.join(", ")}</span></p>
@@ -74,7 +74,7 @@ function Header({ fleet, now }) {
       <div class="fact"><dt>Machines</dt><dd><b>${machines.length}</b><span class="soft"> of ${spec.max}</span><span class="soft fact-line">${machineWords(machines) || "none now"}</span></dd></div>
       <div class="fact"><dt>Price now</dt><dd><b>${usd(price)}</b><span class="soft">/h</span></dd></div>
       <div class="fact"><dt>Spent</dt><dd><b>${usd(fleet.spent_usd)}</b><span class="soft fact-line">boots and idle time included</span></dd></div>
-      <div class="fact"><dt>Money lasts for</dt><dd>${lasts_s === null ? html`<span class="soft">nothing is rented</span>` : html`<b>${duration(lasts_s)}</b><span class="soft fact-line">at the present price</span>`}</dd></div>
+      <div class="fact"><dt>Money lasts for</dt><dd>${lasts_s === null ? html`<span class="soft">${price ? "no bound is reached in its period" : "nothing is rented"}</span>` : html`<b>${duration(lasts_s)}</b><span class="soft fact-line">at the present price</span>`}</dd></div>
     </dl>
   </header>`;
 }
@@ -86,7 +86,8 @@ export function Serves({ fleet }) {
   return html`<span>${queuesOf(spec)}</span>${Object.entries(spec.tags).map(([name, value]) => html`<${Tag} key=${name}>${value ? `${name}=${value}` : name}<//>`)}`;
 }
 
-function Overview({ fleet, version, now }) {
+function Overview({ fleet, version }) {
+  const now = useFleetNow(fleet);
   return html`<div class="fleet-part"><${Money} fleet=${fleet} now=${now} /><${MachineChart} fleet=${fleet} version=${version} now=${now} /><${Machines} fleet=${fleet} now=${now} /></div>`;
 }
 

@@ -20,10 +20,11 @@ from functions.handlers.wiring import SystemRandomness
 from functions.storage.dynamodb.tokens import DynamoTokenStore
 from tests.e2e.console.desk import NARROW, Desk
 from tests.e2e.console.rentals import Rentals
-from tests.e2e.console.scenes import Scene
+from tests.e2e.console.scenes import HOSTILE, Scene
 from tests.kits.stack.stack import Stack
 
-SHORTAGE = "total_usd has 0.30 USD left, boot and one hour of the cheapest offer need 0.31 USD"
+SHORTAGE = f"total_usd has 0.30 USD left, the cheapest offer needs 0.31 USD; vast: {HOSTILE}"
+"""Why a fleet waits, with what a provider may say."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +58,7 @@ def test_the_list_says_what_each_fleet_has_costs_and_waits_for(desk: Desk, night
     for text in ("active", "team=vision", "3 of 4: 1 with a job, 1 without a job, 1 starting", "$1.04/h", "$9.84 of"):
         expect(row).to_contain_text(text)
     expect(page.get_by_role("row").filter(has_text=night.poor)).to_contain_text(f"No machine is rented: {SHORTAGE}.")
+    assert page.locator("main img, main script").count() == 0 and page.title() == "Fleets · Baton"
     assert desk.complaints(page) == []
     page.emulate_media(color_scheme="dark")
     page.set_viewport_size(NARROW)
@@ -91,6 +93,26 @@ def test_a_fleet_shows_money_against_each_bound_and_its_machines(desk: Desk, nig
     page.keyboard.press("Escape")
     page.get_by_role("button", name="7 d").click()
     expect(history).to_have_attribute("aria-label", re.compile(r"^From 21 Nov|^From \d+ \w+, "))
+
+
+def test_the_budget_of_the_deployment_stands_beside_the_own_bounds(desk: Desk, night: Night) -> None:
+    whole = {"name": "per_month_usd", "scope": "deployment", "period": "2026-11", "cap_usd": 500}
+
+    def add_bound(route: Any) -> None:
+        answer = route.fetch()
+        body = answer.json()
+        for fleet in body.get("fleets", [body]):
+            fleet["bounds"].append({**whole, "spent_usd": 120.5, "reserved_usd": 2.25})
+        route.fulfill(response=answer, json=body)
+
+    page = desk.sign_in()
+    page.route("**/fleets", add_bound)
+    page.route(f"**/fleets/{night.name}", add_bound)
+    page.goto(f"{desk.stack.url}/console#/fleets")
+    facts = page.locator(".fact").filter(has_text="A month, all fleets of the deployment")
+    expect(facts).to_contain_text("$120.50of $500.00")
+    page.goto(f"{desk.stack.url}/console#/fleets/{night.name}")
+    expect(page.get_by_role("region", name="Money")).to_contain_text("$120.50 spent · $2.25 reserved · $377.25 left")
 
 
 def test_a_transition_appears_without_a_reload_and_a_quiet_fleet_costs_304(desk: Desk, night: Night) -> None:
