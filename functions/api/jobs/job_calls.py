@@ -54,6 +54,7 @@ from functions.api.worlds.seat_attempts import read_seat_attempts
 from functions.api.worlds.seat_settlement import settle, with_newest_progress
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
+from functions.domain.jobs.attempt_end import newest_progress
 from functions.domain.jobs.transaction import Transaction
 from functions.domain.ports import ResultPage
 from functions.domain.records import Attempt, CheckpointRecord, Event, Job, Lease, RulesRecord, RuleStateRecord, Spec
@@ -176,8 +177,8 @@ def list_jobs(context: Context, call: ApiCall) -> JobPage | list[JobView] | list
 
     def seen(items: Sequence[Job]) -> list[tuple[Job, Lease | None]]:
         jobs = [job for job in items if query.queue is None or job.queue == query.queue]
-        leases = context.leases.get_many([job.id for job in jobs if job.state is JobState.RUNNING])
-        return [(job, leases.get(job.id)) for job in jobs]
+        leases = context.leases.get_many([_lease_of(job) for job in jobs if job.state is JobState.RUNNING])
+        return [_with_report(job, leases.get(_lease_of(job))) for job in jobs]
 
     if bare and call.original:
         return read_fitting_page(
@@ -186,6 +187,23 @@ def list_jobs(context: Context, call: ApiCall) -> JobPage | list[JobView] | list
     limit = query.limit or (_BARE_LIST_LIMIT if bare else _PAGE_LIMIT)
     jobs, cursor = read_fitting_page(page, lambda items: [view_job(*one) for one in seen(items)], limit)
     return jobs if bare else JobPage(jobs=jobs, next_cursor=cursor, counts=_count_jobs(context, call))
+
+
+def _lease_of(job: Job) -> str:
+    """Return the id of the lease with the reports of a running job.
+
+    An elastic job has no lease of its own. The node that runs for the longest time has certainly trained; one lease for
+    each job keeps the price of the list.
+    """
+    running = [(mark.world_epoch, place) for place, mark in enumerate(job.seats) if mark.running]
+    return seat_id(job.id, min(running)[1]) if running else job.id
+
+
+def _with_report(job: Job, lease: Lease | None) -> tuple[Job, Lease | None]:
+    """Return an elastic job with the progress of a node, whose lease is not the job's own; another job as given."""
+    if job.spec.nodes is None or lease is None:
+        return job, lease
+    return job.model_copy(update={"progress": newest_progress(lease.progress, job.progress)}), None
 
 
 def _count_jobs(context: Context, call: ApiCall) -> dict[JobState, int] | None:

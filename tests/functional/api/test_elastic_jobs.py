@@ -424,3 +424,16 @@ def test_functions_that_die_at_any_write(call: str, dies_at: int, behind: bool) 
     swept: SweepResult = api.sweep()
     assert not swept.more
     check_agreement(api, job)
+
+
+def test_the_list_shows_the_progress_of_the_longest_running_node(api: Api, job: str) -> None:
+    first, second = api.claim(machine_id="m-0"), api.claim(machine_id="m-1")
+    second.heartbeat(step=12, total_steps=30, metrics={"loss": 0.5}).ok()
+    (listed,) = api.get("/jobs", query={"limit": 10}).ok()["jobs"]
+    assert listed["progress"] is None
+    first.heartbeat(step=11, total_steps=30, metrics={"loss": 0.6}).ok()
+    (listed,) = api.get("/jobs", query={"limit": 10}).ok()["jobs"]
+    assert (listed["id"], listed["progress"]["step"], listed["progress"]["metrics"]) == (job, 11, {"loss": 0.6})
+    first.release().ok()
+    (listed,) = api.get("/jobs", query={"limit": 10}).ok()["jobs"]
+    assert listed["progress"]["step"] == 12
