@@ -17,7 +17,7 @@ export function Dialog({ title, children, onClose }) {
 }
 
 /** Ask before an action: `children` say what the action does. Shows the refusal if the action fails. */
-export function Confirm({ title, action, danger = false, onConfirm, onClose, children }) {
+export function Confirm({ title, action, danger = false, disabled = false, onConfirm, onClose, children }) {
   const [busy, setBusy] = useState(false);
   const [error, setError] = useState(null);
   const confirm = async (event) => {
@@ -38,7 +38,7 @@ export function Confirm({ title, action, danger = false, onConfirm, onClose, chi
       ${error && html`<p class="inline-error" role="alert">${error.message}</p>`}
       <div class="dialog-actions">
         <button type="button" class="button" onClick=${onClose}>Cancel</button>
-        <button type="submit" class="button ${danger ? "button-danger" : "button-primary"}" disabled=${busy} autofocus>${action}</button>
+        <button type="submit" class="button ${danger ? "button-danger" : "button-primary"}" disabled=${busy || disabled} autofocus>${action}</button>
       </div>
     </form>
   <//>`;

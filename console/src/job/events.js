@@ -1,11 +1,15 @@
 /** Lines of a job's history in words. Pure. */
-import { bytes, count, duration, number } from "../core/format.js";
+import { bytes, count, counted, duration, number } from "../core/format.js";
+import { changeOf } from "../world/world-data.js";
 
 const text = (value) => (value === null || value === undefined ? "unknown" : typeof value === "number" ? number(value) : String(value));
 const step = (value) => (value ? `step ${count(value)}` : "the start");
 const reasonOf = (data) => data.reason?.message || data.message || data.reason?.code?.replaceAll("_", " ") || data.code?.replaceAll("_", " ") || "";
 const because = (data) => (reasonOf(data) ? `: ${reasonOf(data)}` : "");
 const on = (data) => (data.machine_id ? ` on ${data.machine_id}` : "");
+// The events of an elastic job's seats number the attempts at all seats: the reader knows the node.
+const who = (event) => (event.data.seat === undefined ? `Attempt ${event.epoch}` : `Attempt ${event.data.attempt ?? event.epoch} of node ${event.data.seat}`);
+const lower = (words) => words[0].toLowerCase() + words.slice(1);
 const again = (data, at) => (data.not_before > at ? ` The next attempt may begin in ${duration(data.not_before - at)}.` : "");
 
 /** Return the values that a rule read: `loss = 7.25, grad_norm = 12`. */
@@ -27,7 +31,7 @@ const actions = (data) => (data.actions ?? []).join(", ");
 const SENTENCES = {
   "job.submitted": (data) =>
     data.copy_of ? "A rule created the job as a copy of another one." : `The job came into queue ${data.queue} with priority ${data.priority}.`,
-  "job.started": (data, event) => `Attempt ${event.epoch} began${on(data)}, from ${step(data.resumed_step)}.`,
+  "job.started": (data, event) => `${who(event)} began${on(data)}, from ${step(data.resumed_step)}.`,
   "job.pause_requested": (data) => `A user asked for a pause${because(data)}. The training saves a checkpoint first.`,
   "job.paused": (data) => `The job is paused${because(data)}. No worker can claim it until somebody resumes it.`,
   "job.resumed": () => "The job returned to its queue.",
@@ -36,10 +40,10 @@ const SENTENCES = {
   "job.completed": (data) => `The job is complete${data.artifacts?.length ? `: ${data.artifacts.length} outputs are stored and verified` : ""}.`,
   "job.failed": (data) => `The job failed${because(data)}.`,
   "job.backoff_ended": () => "The pause after the failure is over; a worker can claim the job.",
-  "attempt.failed": (data, event) => `Attempt ${event.epoch} failed${on(data)}${because(data)}.${again(data, event.at)}`,
-  "attempt.interrupted": (data, event) => `The machine of attempt ${event.epoch}${on(data)} was lost${because(data)}. This is not counted as a failure.`,
-  "attempt.released": (data, event) => `Attempt ${event.epoch} gave the job back${because(data)}.`,
-  "attempt.recovered": (data, event) => `The machine of attempt ${event.epoch}${on(data)} answered again and goes on.`,
+  "attempt.failed": (data, event) => `${who(event)} failed${on(data)}${because(data)}.${again(data, event.at)}`,
+  "attempt.interrupted": (data, event) => `The machine of ${lower(who(event))}${on(data)} was lost${because(data)}. This is not counted as a failure.`,
+  "attempt.released": (data, event) => `${who(event)} gave the job back${because(data)}.`,
+  "attempt.recovered": (data, event) => `The machine of ${lower(who(event))}${on(data)} answered again and goes on.`,
   "checkpoint.committed": (data) =>
     `Checkpoint of step ${count(data.step)} is committed${data.total_bytes ? `: ${bytes(data.total_bytes)}` : ""}${data.new_bytes !== undefined && data.new_bytes !== null ? `, ${bytes(data.new_bytes)} of it new` : ""}.`,
   "checkpoint.damaged": (data) => `Checkpoint of step ${count(data.step)} is damaged; attempts resume from an earlier one.`,
@@ -53,9 +57,9 @@ const SENTENCES = {
   "action.failed": (data) => withDetail(`${sourceOf(data)} tried without success: ${actions(data)}`, data),
   "action.rejected": (data) => withDetail(`${sourceOf(data)} may not: ${actions(data)}`, data),
   "ring.quarantined": (data) => `A damaged sample of ring ${data.ring} is left out: ${data.message}`,
-  "world.joined": (data) => `A node joined the training${data.node ? `: ${data.node}` : ""}.`,
-  "world.lost": (data) => `A node left the training${data.node ? `: ${data.node}` : ""}.`,
-  "world.repaired": () => "The remaining nodes go on together.",
+  "world.joined": (data) => changeOf({ joined: [], lost: [], members: [], ...data }),
+  "world.lost": (data) => changeOf({ joined: [], lost: [], members: [], ...data }),
+  "world.repaired": (data) => `In round ${count(data.round)} the nodes reduced ${counted(data.repaired, "bucket")} again; no step is lost.`,
 };
 
 /** Return an event in words. */
@@ -66,6 +70,8 @@ const TONES = {
   "job.failed": "bad",
   "attempt.failed": "bad",
   "attempt.interrupted": "bad",
+  "world.lost": "warn",
+  "world.joined": "accent",
   "checkpoint.damaged": "bad",
   "rule.error": "bad",
   "action.failed": "bad",

@@ -12,10 +12,12 @@ import { JobHeader } from "./header.js";
 import { Log } from "./log.js";
 import { Pictures } from "./pictures.js";
 import { Rules } from "./rules.js";
+import { World } from "../world/world.js";
 import { Timeline } from "./timeline.js";
 
 const TABS = [
   ["", "Curves"],
+  ["world", "World"],
   ["log", "Log"],
   ["timeline", "Timeline"],
   ["checkpoints", "Checkpoints"],
@@ -44,7 +46,7 @@ function Job({ id, query }) {
   return html`<div class="page job-page ${tab === "log" ? "page-full" : ""}">
     <${JobHeader} job=${job} attempts=${attempts} />
     <nav class="tabs job-tabs" aria-label="Parts of the job">
-      ${TABS.filter(([name]) => name !== "pictures" || may("submit")).map(([name, label]) => html`<a key=${name} class="tab" href=${hrefOf(`/jobs/${id}`, { ...query, tab: name })} aria-current=${tab === name ? "page" : undefined}>${label}</a>`)}
+      ${TABS.filter(([name]) => (name !== "pictures" || may("submit")) && (name !== "world" || (job.nodes && may("submit")))).map(([name, label]) => html`<a key=${name} class="tab" href=${hrefOf(`/jobs/${id}`, { ...query, tab: name })} aria-current=${tab === name ? "page" : undefined}>${label}</a>`)}
     </nav>
     <${View} job=${job} attempts=${attempts} events=${events} query=${query} version=${version} />
   </div>`;
@@ -56,6 +58,7 @@ function Overview(props) {
 
 const VIEWS = {
   "": Overview,
+  world: World,
   log: Log,
   timeline: Timeline,
   checkpoints: Checkpoints,

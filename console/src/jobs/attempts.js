@@ -7,14 +7,23 @@ const MAX_ATTEMPTS = 100;
 /** Return the attempts of a job, oldest first, null until they are loaded. */
 export const useAttempts = makeDetails(async (job) => (await get(`/job/${job.id}/attempts`, { limit: MAX_ATTEMPTS })).attempts);
 
+/** Return the cost of attempts; null if no worker reported a price. */
+export function costOf(attempts, now) {
+  const priced = attempts.filter((one) => one.price_usd_per_hour !== null);
+  const cost = (one) => (Math.max(0, (one.ended_at ?? now) - one.started_at) * one.price_usd_per_hour) / 3600;
+  return priced.length ? priced.reduce((sum, one) => sum + cost(one), 0) : null;
+}
+
+/** Return the attempts that run: one, or one for each node of an elastic job, whose seats number their attempts alone. */
+export const liveOf = (job, attempts) => (attempts ?? []).filter((one) => one.ended_at === null && (job.nodes || one.epoch === job.epoch));
+
 /** Return `{spent_usd, expected_usd, eta_s}`; null for what is not known. `attempts`: null while not loaded. */
 export function forecast(job, attempts, now) {
-  const live = attempts?.find((one) => one.ended_at === null && one.epoch === job.epoch);
-  const priced = attempts?.filter((one) => one.price_usd_per_hour !== null) ?? [];
-  const cost = (one) => (Math.max(0, (one.ended_at ?? now) - one.started_at) * one.price_usd_per_hour) / 3600;
-  const spent_usd = priced.length ? priced.reduce((sum, one) => sum + cost(one), 0) : null;
-  const eta_s = live && job.state === "running" ? remaining(job, live) : null;
-  const rate = live?.price_usd_per_hour;
+  const live = liveOf(job, attempts);
+  const spent_usd = costOf(attempts ?? [], now);
+  const first = live.reduce((least, one) => (least && least.started_at <= one.started_at ? least : one), null);
+  const eta_s = first && job.state === "running" ? remaining(job, first) : null;
+  const rate = live.reduce((sum, one) => sum + (one.price_usd_per_hour ?? 0), 0);
   return { spent_usd, eta_s, expected_usd: eta_s !== null && rate ? spent_usd + (eta_s * rate) / 3600 : null };
 }
 

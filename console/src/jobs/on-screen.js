@@ -17,7 +17,9 @@ let running = 0;
 export function makeDetails(read) {
   const kept = new Map();
   return function useDetails(job) {
-    const version = `${job.epoch} ${job.state}`;
+    // A node of an elastic job may end while the others go on: the counters tell.
+    const { interruptions, failures, releases } = job.counters;
+    const version = `${job.epoch} ${job.state} ${job.nodes ? interruptions + failures + releases : ""}`;
     const [, render] = useState(0);
     useEffect(() => {
       if (!job.counters.attempts || kept.get(job.id)?.version === version) return undefined;

@@ -6,7 +6,7 @@ import { Age, useNow } from "../components/time.js";
 import { MIN_USD, count, counted, duration, number, percent, usd } from "../core/format.js";
 import { html } from "../core/html.js";
 import { JobActions, titleOf } from "./actions.js";
-import { forecast, useAttempts } from "./attempts.js";
+import { forecast, liveOf, useAttempts } from "./attempts.js";
 import { useLoss } from "./loss.js";
 import { why } from "./why.js";
 
@@ -89,6 +89,7 @@ export function AttemptStrip({ job, attempts }) {
   if (!total) return html`<span class="soft">–</span>`;
   const kills = interruptions ? counted(interruptions, "kill") : "";
   const words = [counted(total, "attempt"), kills, failures ? counted(failures, "failure") : ""].filter(Boolean).join(", ");
+  if (job.nodes) return html`<${NodeStrip} job=${job} attempts=${attempts} words=${words} note=${kills || (failures ? counted(failures, "failure") : "")} />`;
   const shown = (attempts ?? []).slice(-MAX_SHOWN);
   const note = kills || (failures ? counted(failures, "failure") : "");
   return html`<div class="strip-line" role="img" aria-label=${words} title=${words}>
@@ -105,7 +106,25 @@ export function AttemptStrip({ job, attempts }) {
     ${note && html`<div class="strip-note">${note}</div>`}`;
 }
 
+/** Show the newest attempt at each seat of an elastic job. */
+function NodeStrip({ job, attempts, words, note }) {
+  const newest = [...new Map((attempts ?? []).map((one) => [one.seat, one])).values()];
+  const live = liveOf(job, attempts).length;
+  const said = `${live} of ${counted(job.nodes.max, "node")}, ${words}`;
+  return html`<div class="strip-line" role="img" aria-label=${said} title=${said}>
+      <span class="strip-count">${job.state === "running" && attempts ? `${live}/${job.nodes.max}` : job.nodes.max}</span>
+      <span class="strip">${newest.map((one) => html`<i key=${one.seat} class="seg seg-${one.end ?? "running"}" style=${{ flexGrow: 1 }} title="Node ${one.seat}: ${one.end ? END_WORDS[one.end] : "running"}"></i>`)}</span>
+    </div>
+    <div class="strip-note">${["nodes", note].filter(Boolean).join(", ")}</div>`;
+}
+
 function Machine({ job, attempts }) {
+  if (job.nodes) {
+    const running = liveOf(job, attempts);
+    const models = [...new Set(running.map((one) => (one.gpu_model ?? one.provider ?? "").replace(BRAND, "")))].filter(Boolean).join(", ");
+    if (!running.length) return html`<span class="soft">–</span>`;
+    return html`<div class="clip" title=${running.map((one) => one.machine_id).join(", ")}>${counted(running.length, "machine")}</div><div class="clip sub" title=${models}>${models}</div>`;
+  }
   const live = attempts?.at(-1);
   const name = job.machine_id ?? (job.state === "running" ? live?.worker_id : null);
   if (!name) return html`<span class="soft">–</span>`;

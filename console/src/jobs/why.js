@@ -36,7 +36,9 @@ function pending(job, now) {
     return `Tries again in ${duration(job.not_before - now)}${job.reason ? ` after ${reasonOf(job)}` : ""}`;
   }
   const needed = needs(job.requirements);
-  const worker = job.rent ? "its rented machine" : needed ? `a worker with ${needed}` : `a worker of queue ${job.queue}`;
+  const many = job.nodes?.min > 1;
+  const workers = many ? `${job.nodes.min} workers` : "a worker";
+  const worker = job.rent ? (many ? "its rented machines" : "its rented machine") : needed ? `${workers} with ${needed}` : `${workers} of queue ${job.queue}`;
   const before = job.epoch ? `, then goes on from ${beginning(job)}` : "";
   return `Waits ${waited(now - job.updated_at)}for ${worker}${before}`;
 }

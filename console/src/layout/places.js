@@ -5,6 +5,8 @@ import { JobPage } from "../job/job.js";
 import { Jobs } from "../jobs/jobs.js";
 import { Keys } from "../keys/keys.js";
 import { Webhooks } from "../keys/webhooks.js";
+import { RingPage } from "../ring/ring.js";
+import { Rings } from "../ring/rings.js";
 import { Submit } from "../submit/submit.js";
 
 export const PLACES = [
@@ -48,6 +50,22 @@ export const PLACES = [
     matches: (parts) => parts[0] === "fleets" && parts.length === 2,
     title: (parts) => `Fleet ${parts[1]}`,
     View: FleetPage,
+  },
+  {
+    name: "rings",
+    label: "Rings",
+    icon: "rings",
+    href: "#/rings",
+    scope: "submit",
+    matches: (parts) => parts[0] === "rings" && parts.length === 1,
+    title: () => "Rings",
+    View: Rings,
+  },
+  {
+    name: "ring",
+    matches: (parts) => parts[0] === "rings" && parts.length === 2,
+    title: (parts) => `Ring ${parts[1]}`,
+    View: RingPage,
   },
   {
     name: "keys",

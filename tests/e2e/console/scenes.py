@@ -73,6 +73,7 @@ class Scene:
             disk_gib=100,
             gpus=1,
             price_usd_per_hour=price_usd_per_hour,
+            runs_nodes=True,
         )
         work = self.worker.claim(query)
         assert work is not None, "no job waits in the queue"
