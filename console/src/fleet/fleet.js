@@ -3,7 +3,7 @@ import { useState } from "preact/hooks";
 import { Tag } from "../components/badge.js";
 import { Icon } from "../components/icon.js";
 import { Failure, Loading } from "../components/states.js";
-import { counted, duration, usd } from "../core/format.js";
+import { duration, usd } from "../core/format.js";
 import { html } from "../core/html.js";
 import { useResource } from "../core/polling.js";
 import { hrefOf } from "../core/router.js";
@@ -99,7 +99,7 @@ function Document({ fleet }) {
     setCopied(true);
   };
   return html`<section class="fleet-part" aria-label="Document">
-    <div class="card-head-line"><p class="grow soft">Change a copy, and store it with <code>baton fleet apply ${fleet.spec.name}.json</code>. The fleet rents ${counted(fleet.spec.max, "machine")} at most.</p>
+    <div class="card-head-line"><p class="grow soft">Change a copy, and store it with <code>baton fleet apply ${fleet.spec.name}.json</code>.</p>
       ${navigator.clipboard && html`<button class="button button-small" onClick=${copy}><${Icon} name=${copied ? "check" : "copy"} />${copied ? "Copied" : "Copy"}</button>`}</div>
     <pre class="command" tabindex="0" aria-label="Document of the fleet"><code>${text}</code></pre>
   </section>`;

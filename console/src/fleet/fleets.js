@@ -29,7 +29,7 @@ export function Fleets({ query }) {
       ${error && !data && html`<${Failure} error=${error} retry=${refresh} />`}
       ${loading && html`<${Loading} rows=${4} label="Loading fleets" />`}
       ${data && fleets.length === 0 && html`<${NoFleets} />`}
-      ${fleets.length > 0 && html`<${Totals} fleets=${fleets} /><section class="card fleet-card"><${Grid} label="Fleets" columns=${COLUMNS} items=${fleets} keyOf=${(one) => one.spec.name} /></section>`}
+      ${fleets.length > 0 && html`<${Totals} fleets=${fleets} /><section class="card fleet-card fleet-list"><${Grid} label="Fleets" columns=${COLUMNS} items=${fleets} keyOf=${(one) => one.spec.name} /></section>`}
     `}
   </div>`;
 }

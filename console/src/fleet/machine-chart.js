@@ -2,7 +2,7 @@
 import { useState } from "preact/hooks";
 import { Failure, Loading } from "../components/states.js";
 import { get } from "../core/api.js";
-import { counted, duration, moment, number, percent } from "../core/format.js";
+import { counted, moment, number, percent } from "../core/format.js";
 import { html } from "../core/html.js";
 import { useReading } from "./data.js";
 import { GROUPS } from "./words.js";
@@ -53,14 +53,15 @@ function Steps({ history }) {
     </div>
     <div class="steps-times soft" aria-hidden="true"><span>${moment(history.since)}</span><span>${moment((history.since + history.until) / 2)}</span><span>${moment(history.until)}</span></div>
     <p class="fleet-key">
-      ${GROUPS.map(([group, word]) => html`<span key=${group}><i class="key-${group}"></i>${word} <b>${at === null ? `${hoursText(hoursOf(group))}` : number(history[group][at]) || 0}</b></span>`)}
+      ${GROUPS.map(([group, word]) => html`<span key=${group}><i class="key-${group}"></i>${word} <b>${at === null ? hoursText(hoursOf(group)) : averageText(history[group][at])}</b></span>`)}
       <span class="soft">${at !== null
-        ? `${moment(history.since + at * span_s)} + ${duration(span_s)}, machines on average`
+        ? `${moment(history.since + at * span_s)} to ${moment(history.since + (at + 1) * span_s)}, machines on average`
         : rented ? `${percent(hoursOf("busy") / rented)} of ${hoursText(rented)} rented had a job` : "no machine in this time"}</span>
     </p>
   </div>`;
 }
 
+const averageText = (value) => (value > 0 && value < 0.1 ? "<0.1" : String(Number(value.toFixed(1))));
 const hoursText = (hours) => (hours > 0 && hours < 0.1 ? counted(Math.max(1, Math.round(hours * 60)), "min", "min") : `${hours.toFixed(hours < 10 ? 1 : 0)} h`);
 
 /** Return the heights of the lines between the groups, from the lowest line. */
