@@ -155,6 +155,8 @@ ACCESS: Mapping[str, FunctionAccess] = {
             # The jobs that rent their own machines, their worlds, and completed jobs for the running times of recipes.
             "jobs": ("BatchGetItem", "GetItem"),
             "jobs/by_state": ("Query",),
+            # The progress of an elastic job, before one of its nodes is replaced.
+            "heartbeats": ("BatchGetItem",),
             # The enrolment keys of machines, and the revocation of the keys of ended machines.
             "tokens": ("GetItem", "PutItem"),
         },

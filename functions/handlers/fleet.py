@@ -10,6 +10,7 @@ from typing import Any
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.registries import RegistryLogin
 from functions.api.machines.enrolment_keys import EnrolmentKeys
+from functions.api.worlds.seat_settlement import with_newest_progress
 from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet.machine_states import STARTING
 from functions.fleet.ticks.controller import FleetController
@@ -51,6 +52,7 @@ def handler(event: dict[str, Any], lambda_context: Invocation) -> dict[str, Any]
         budget=context.settings.fleet_budget,
         find_login=find_login,
         read_world=partial(context.jobs.read, WorldRecord),
+        read_progress=partial(with_newest_progress, context),
     )
     report = controller.nudge() if "Records" in event else controller.tick()
     metrics.put(count_machines(report))

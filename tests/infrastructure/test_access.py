@@ -22,6 +22,7 @@ from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_token
 from cdk.resources.access import ACCESS
 from functions.api.http.route import all_routes
 from functions.api.machines.enrolment_keys import EnrolmentKeys
+from functions.api.worlds.seat_settlement import with_newest_progress
 from functions.domain.jobs.attempt_end import LATE_AFTER_S
 from functions.domain.rules import steering
 from functions.domain.worlds.world_record import WorldRecord
@@ -467,10 +468,14 @@ def rent(recorder: Recorder, api: Api) -> None:
         read_jobs=api.context.jobs.get_many,
         budget=Budget(per_day_usd=50),
         read_world=partial(api.context.jobs.read, WorldRecord),
+        read_progress=partial(with_newest_progress, api.context),
     )
     # One node waits for another one that nobody sells at this price.
     training = api.submit(nodes={"max": 2, "min": 2}, rent={**RENT, "max_usd_per_hour": 0.1})
     api.claim(queue=training["queue"])
+    elastic = api.context.jobs.get(training["id"])
+    assert elastic is not None
+    recorder.within(lambda: "fleet", partial(with_newest_progress, api.context, elastic))()
     own = api.submit(rent=RENT)
     api.post(f"/job/{own['id']}/stop").ok()
     api.post(f"/job/{own['id']}/retry").ok()

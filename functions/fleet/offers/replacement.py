@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from statistics import median
+from statistics import fmean, median
 
-from functions.domain.worlds.world_record import RECENT_ROUNDS, WorldNode
+from functions.domain.worlds.world_record import RECENT_ROUNDS, WorldNode, WorldRecord
 from functions.fleet.machine_states import CHECKPOINT_GRACE_S
 from functions.fleet.offers.offer_ranking import RankedOffer, Workload
 from functions.fleet.records import Machine, Offer
@@ -73,6 +73,11 @@ def find_better(slow: SlowNode, ranked: Sequence[RankedOffer], hours_left: float
     return None
 
 
-def hours_left(done: float, elapsed_h: float) -> float:
+def hours_trained(world: WorldRecord) -> float:
+    """Return the hours that all rounds of a training take at the pace of the newest ones, without waits and pauses."""
+    return world.round * fmean(one.round_s for one in world.rounds) / 3600 if world.rounds else 0.0
+
+
+def hours_left(done: float, trained_h: float) -> float:
     """Return the hours that a training still needs, from the part that is done; the usual hours of a job if unknown."""
-    return elapsed_h * (1 - done) / done if 0 < done <= 1 else Workload().hours
+    return trained_h * (1 - done) / done if 0 < done <= 1 and trained_h > 0 else Workload().hours

@@ -31,7 +31,7 @@ from functions.fleet.ticks.rented import retire, stop_with_jobs
 from functions.fleet.ticks.starting import FindLogin, MachineStarter
 from functions.fleet.ticks.strays import adopt
 from functions.fleet.ticks.tick import NO_ANSWER, MachineKeys, ReadJobs, Tick, TickReport
-from functions.fleet.ticks.trainings import ReadWorld, supervise_training
+from functions.fleet.ticks.trainings import ReadProgress, ReadWorld, TrainingSupervisor
 
 logger = logging.getLogger("baton.fleet")
 
@@ -52,7 +52,7 @@ class FleetController:
     until the function is ended. pause: sleeps for a number of seconds. read_jobs: returns the jobs with these ids.
     completed: returns a tenant's newest completed jobs, for the running times of recipes. budget: of all fleets of the
     deployment together. find_login: returns the login at the registry of an image. read_world: returns the world of an
-    elastic job.
+    elastic job. read_progress: returns an elastic job with its newest progress.
     """
 
     def __init__(
@@ -71,6 +71,7 @@ class FleetController:
         budget: Budget | None = None,
         find_login: FindLogin = lambda tenant, image: None,
         read_world: ReadWorld = lambda job_id: None,
+        read_progress: ReadProgress = lambda job: job,
     ) -> None:
         self._store = store
         self._drivers = drivers
@@ -85,6 +86,7 @@ class FleetController:
         self._budget = budget
         self._find_login = find_login
         self._read_world = read_world
+        self._read_progress = read_progress
 
     def nudge(self) -> TickReport:
         """Run one tick that begins after this call.
@@ -128,8 +130,11 @@ class FleetController:
             find_login=self._find_login,
             trains=self._trains,
         )
+        supervisor = TrainingSupervisor(
+            tick, self._read_world, self._read_progress, lambda *asked: starter.quote(*asked)[0]
+        )
         try:
-            report.finished = Reconciliation(tick, starter, self._read_world).run()
+            report.finished = Reconciliation(tick, starter, supervisor).run()
         except FenceLost:
             logger.warning("another controller has taken over; this tick ends")
             return report
@@ -144,10 +149,10 @@ class FleetController:
 class Reconciliation:
     """Steps of one tick over all fleets."""
 
-    def __init__(self, tick: Tick, starter: MachineStarter, read_world: ReadWorld) -> None:
+    def __init__(self, tick: Tick, starter: MachineStarter, supervisor: TrainingSupervisor) -> None:
         self._tick = tick
         self._starter = starter
-        self._read_world = read_world
+        self._supervisor = supervisor
         self._store = tick.store
         self._now = tick.now
 
@@ -182,7 +187,7 @@ class Reconciliation:
         explained = {(machine.provider, machine.id) for group in machines.values() for machine in group}
         self._handle_orphans(fleets, inventories.values(), explained, damaged)
         for fleet in fleets if finished else ():
-            supervise_training(self._tick, fleet, self._read_world, lambda *asked: self._starter.quote(*asked)[0])
+            self._supervisor.supervise(fleet)
         # Nodes beyond `min` of elastic jobs come after the first machine of every other job.
         more = [fleet for fleet in fleets if finished and self._start(fleet, fleets)]
         for fleet in more:

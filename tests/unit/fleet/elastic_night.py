@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from baton.contract.elastic.nodes import NodesSpec
-from baton.contract.jobs.job import JobState
+from baton.contract.elastic.world import RoundReport
+from baton.contract.jobs.job import JobState, Progress
 from functions.domain.records import Job, Spec
 from functions.domain.seat_records import Seat, SeatMark
 from functions.domain.worlds.world_record import WorldNode, WorldRecord
@@ -37,6 +38,11 @@ class ElasticNight(Night):
     """Tokens of each machine in a round, if not 1000."""
     rounds: int = 0
     checkpoint_step: int | None = None
+    round_s: float = 60
+    progress: Progress | None = None
+    """Progress of the stored job, of attempts that have ended."""
+    newest: Progress | None = None
+    """Progress of the present attempts."""
 
     def submit_elastic(self, hours: float) -> None:
         """Submit the elastic job, which owns the only fleet."""
@@ -62,7 +68,12 @@ class ElasticNight(Night):
             for place, one in enumerate(self.seats)
             if one.on is not None
         ]
-        return WorldRecord(version=1, epoch=1, round=self.rounds, members=members)
+        newest = range(max(0, self.rounds - 8), self.rounds)
+        rounds = [RoundReport(round=one, epoch=1, contributors=len(members), round_s=self.round_s) for one in newest]
+        return WorldRecord(version=1, epoch=1, round=self.rounds, members=members, rounds=rounds)
+
+    def read_progress(self, job: Job) -> Job:
+        return job.model_copy(update={"progress": self.newest or job.progress})
 
     def _read_jobs(self, job_ids: Any) -> list[Job]:
         found = super()._read_jobs(job_ids)
@@ -70,7 +81,7 @@ class ElasticNight(Night):
             done = ELASTIC in self.canceled or any(one.left_s <= 0 for one in self.seats)
             state = JobState.COMPLETE if done else JobState.RUNNING
             marks = [SeatMark(epoch=1, running=one.on is not None) for one in self.seats]
-            step = {"checkpoint_step": self.checkpoint_step}
+            step = {"checkpoint_step": self.checkpoint_step, "progress": self.progress}
             spec = Spec(command=["train"], nodes=self.nodes)
             found.append(make_job(id=ELASTIC, spec=spec, state=state, seats=marks, **step))
         return found

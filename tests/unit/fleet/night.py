@@ -113,11 +113,16 @@ class Night:
             read_jobs=self._read_jobs,
             budget=self.budget,
             read_world=self.read_world,
+            read_progress=self.read_progress,
         )
 
     def read_world(self, job_id: str) -> WorldRecord | None:
         """Return the world of an elastic job; a night without elastic jobs has none."""
         return None
+
+    def read_progress(self, job: Job) -> Job:
+        """Return an elastic job with the newest progress."""
+        return job
 
     def _read_jobs(self, job_ids: Sequence[str]) -> list[Job]:
         found = [one for one in self.trainings if one.job.id in job_ids]

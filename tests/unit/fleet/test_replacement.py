@@ -8,7 +8,9 @@ from dataclasses import replace
 import pytest
 
 from baton.contract.fleets.fleet import MachineState as State
+from baton.contract.jobs.job import Progress
 from functions.domain.worlds.world_record import WorldNode
+from functions.fleet.drivers.protocol import Ambiguous
 from functions.fleet.offers.offer_ranking import RankedOffer, Workload, expected_cost
 from functions.fleet.offers.replacement import SlowNode, find_better, find_slowest, hours_left
 from functions.fleet.records import Machine, Offer
@@ -155,3 +157,88 @@ def test_machines_that_wait_for_nodes_in_vain_go_back() -> None:
     }
     night.step(20)
     assert (night.billing(), night.formed) == ([], False)
+
+
+def owned_by(night: ElasticNight, job_id: str | None) -> None:
+    (fleet,) = night.store.fleets()
+    night.store.put_fleet(fleet.model_copy(update={"job_id": job_id, "version": fleet.version + 1}))
+
+
+def given_up(night: ElasticNight) -> list[str]:
+    told = [one for one in night.store.events(TENANT, NAME, limit=99) if one.type == "machine.draining"]
+    return [f"{one.machine}: {one.reason}" for one in told if "nodes could be rented" in one.reason]
+
+
+def test_a_machine_that_its_provider_does_not_end_lets_no_others_wait() -> None:
+    night = make_elastic_night(3, 3, slots=3)
+    night.step()
+    provider = night.providers["loopback"]
+    third = provider.machines[2]
+    night.silent.add(third.token)
+    provider.slots, end = 0, provider.destroy
+    provider.destroy = lambda handle: handle == third.handle or end(handle)  # type: ignore[method-assign]
+    night.step(30)
+    assert len(night.billing()) == 3 and given_up(night) == []
+    night.step(12)
+    assert night.billing() == [third.token]
+    assert len(given_up(night)) == 2 and "only 2 of 3 nodes" in given_up(night)[0]
+
+
+def test_a_machine_that_may_exist_lets_others_wait_for_an_hour_at_most() -> None:
+    night = make_elastic_night(3, 3, slots=3)
+    create = night.providers["loopback"].create
+    night.providers["loopback"].create = lambda intent: (  # type: ignore[method-assign]
+        create(intent) if len(night.providers["loopback"].machines) < 2 else Ambiguous(reason="reset")
+    )
+    night.step(3)
+    night.providers["loopback"].faults.incomplete = 10**6
+    night.step(2)
+    assert [one.state for one in night.machines()].count(State.BUSY) == 2
+    night.step(50)
+    assert given_up(night) == []
+    night.step(12)
+    assert len(given_up(night)) == 2
+
+
+def test_machines_of_a_shared_fleet_that_wait_for_nodes_in_vain_go_back() -> None:
+    night = make_elastic_night(3, 3, slots=3)
+    owned_by(night, None)
+    night.submit(hours=2)
+    night.step(5)
+    provider = night.providers["loopback"]
+    alone = next(one for one in night.trainings if one.job.spec.seat is None)
+    alone.on, waits = night.seats[0].on, night.seats[0]
+    waits.on = None
+    (held,) = [one for one in night.machines() if one.id == alone.on]
+    night.store.update_machine(held.model_copy(update={"job_id": alone.job.id, "version": held.version + 1}))
+    night.formed, provider.slots = False, 0
+    night.step(24)
+    assert given_up(night) == []
+    night.step(25)
+    assert night.billing() == [held.id] and alone.on == held.id
+    assert len(given_up(night)) == 2 and "only 2 of 3 nodes" in given_up(night)[0]
+
+
+def test_the_rest_of_a_training_is_estimated_from_its_rounds_not_from_its_wait() -> None:
+    night = make_elastic_night(1, 3, hours=6, slots=0)
+    night.progress = Progress(step=50, total_steps=100)
+    night.step(12 * 60)
+    night.providers["loopback"].slots = 100
+    night.step(8)
+    third = str(night.seats[2].on)
+    night.tokens[third] = 300
+    night.step(18)
+    assert 16 < night.rounds < 26 and ended(night) == [], "at most 25 minutes are left, and a change takes nine"
+    night.round_s = 1800
+    night.step(25)
+    assert [one.id for one in ended(night)] == [third]
+
+
+def test_the_progress_of_the_present_attempts_counts() -> None:
+    night, slow = slow_night()
+    night.progress, night.newest = Progress(step=1, total_steps=100), Progress(step=99, total_steps=100)
+    night.step(40)
+    assert night.seats[2].on == slow
+    night.newest = night.progress
+    night.step(25)
+    assert night.seats[2].on != slow
