@@ -7,11 +7,11 @@ from statistics import median
 
 import numpy as np
 
+from baton.contract.rules.backtest.history import Column, History
+from baton.contract.rules.backtest.replay import replay
 from baton.contract.rules.document.loader import load
 from bench.harness.figures import Figure
 from bench.rules.step_time import CONDITIONS, document
-from gpu_client.backtest.history import Column, History
-from gpu_client.backtest.replay import replay
 
 REPORTS = 100_000
 TARGET_US = 20.0

@@ -1,1 +1,1 @@
-"""Replay rules on recorded runs."""
+"""Read recorded runs from files."""

@@ -1,4 +1,4 @@
-"""Read histories from files (tables, JSON lines, the state of a Hugging Face Trainer) and from the points of a job.
+"""Read histories from files: tables, JSON lines, the state of a Hugging Face Trainer.
 
 The readers stream files and keep only the numbers in memory. Each fault of a file is a HistoryError with its line.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime
 from itertools import count
@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from baton.contract.rules.arithmetic import to_number
+from baton.contract.rules.backtest.history import Builder, History, HistoryError
 from baton.contract.rules.metrics import is_name, name_in_rules
-from baton.contract.worker.output import MetricPoint
-from gpu_client.backtest.history import Builder, History, HistoryError
 
 STEPS = ("step", "global_step", "_step")
 TIMES = ("time", "at", "wall", "timestamp", "_timestamp")
@@ -29,17 +28,6 @@ MAX_DOCUMENT_BYTES = 256 * 1024 * 1024
 _WORDS = ("nan", "inf", "+inf", "-inf", "infinity", "+infinity", "-infinity")
 _TRAINER_EVALUATION = "eval_"
 _NO_STEP = "Name a column 'step': whole numbers that do not fall."
-
-
-def history_of_points(points: Sequence[MetricPoint], name: str) -> History:
-    """Build one history of the points of all attempts of a job. Raises HistoryError without points."""
-    if not points:
-        raise HistoryError("nothing was reported", "Report metrics from the training.")
-    builder = Builder(name)
-    for point in points:
-        named = {name_in_rules(one): value for one, value in point.numbers().items()}
-        builder.add(point.step, point.at, {one: value for one, value in named.items() if is_name(one)})
-    return builder.history()
 
 
 def read_csv(file: Path) -> History:

@@ -10,6 +10,7 @@ import { html } from "../core/html.js";
 import { refreshAll, useResource } from "../core/polling.js";
 import { may } from "../core/session.js";
 import { isEnded } from "../jobs/job-list.js";
+import { Backtest } from "./backtest.js";
 import { kindOf, sentenceOf, toneOf } from "./events.js";
 import { Copyable } from "./files.js";
 
@@ -107,8 +108,8 @@ function Editor({ job, newest, onClose }) {
       ${sound && html`<p class="soft">No faults.</p>`}
     </div>
     ${error && html`<p class="inline-error" role="alert">${error.message}</p>`}
-    <details><summary>Back-test against this run first</summary>
-      <p class="soft">Replays the reports of this job, and tells when each rule would have fired and what it would have saved.</p>
+    <${Backtest} job=${job} text=${text} sound=${sound} />
+    <details><summary>The back-test as a command</summary>
       <${Copyable} label="Copy the command" text=${`cat > rules.yaml <<'RULES'\n${text.trimEnd()}\nRULES\nbaton rules backtest rules.yaml --job ${job.id}`} />
     </details>
     <div class="dialog-actions">

@@ -10,6 +10,7 @@ from baton.contract.jobs.curves import CurvesQuery, CurvesView
 from baton.contract.jobs.dreambooth import DreamboothSubmit, OriginalEvent, OriginalJob
 from baton.contract.jobs.history import AttemptPage, EventPage, EventView
 from baton.contract.jobs.job import BatchSubmit, JobChecked, JobPage, JobSubmit, JobView, RetryRequest, StopRequest
+from baton.contract.jobs.rule_backtest import BacktestRequest, BacktestView
 from baton.contract.jobs.rule_calls import RulesChecked, RulesHistory, RulesRequest, RulesView
 from baton.contract.recipes.calls import RecipePage, RecipePush, RecipeQuery, RecipeView
 from baton.contract.worker.calls import TransitionAnswer
@@ -18,7 +19,7 @@ from baton.contract.worker.output import LogPage, MetricPage
 from functions.api.http.route import JOB, PAGE, SUBMIT, Route
 from functions.api.jobs import job_calls, recipes
 from functions.api.rules import rule_calls
-from functions.api.worker import curves, logs
+from functions.api.worker import curves, logs, rule_backtest
 
 _WEBHOOK = (E.WEBHOOK_NOT_FOUND,)
 _SUBMIT = (E.UNKNOWN_RECIPE, E.INVALID_RULES, E.NOT_FOR_ELASTIC, E.IDEMPOTENCY_MISMATCH, *_WEBHOOK)
@@ -79,6 +80,14 @@ ROUTES: tuple[Route, ...] = (
     ),
     _submitter("GET", "/job/{id}/rules", rule_calls.show_rules, answer=RulesView, refuses=JOB),
     _page("/job/{id}/rules/history", rule_calls.list_rules, query=rule_calls.RulesHistoryQuery, answer=RulesHistory),
+    _submitter(
+        "POST",
+        "/job/{id}/rules/backtest",
+        rule_backtest.backtest,
+        body=(BacktestRequest,),
+        answer=BacktestView,
+        refuses=(*JOB, E.NOT_FOR_ELASTIC, E.INVALID_RULES, E.PAYLOAD_TOO_LARGE),
+    ),
     _submitter("POST", "/rules/check", rule_calls.check_rules, body=(rule_calls.RulesCheck,), answer=RulesChecked),
     _submitter(
         "POST",

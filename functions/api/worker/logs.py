@@ -30,6 +30,8 @@ from functions.domain.worlds.seat_ids import seat_id
 _CURSOR = re.compile(r"([0-9a-f]{8})-(m-)?([0-9]{10}-[0-9]{13}(?:-[0-9]{13}[lpb])?)-([0-9]{1,6})")
 _NAMES_PER_PAGE = 999
 _CHUNKS_PER_PAGE = 20
+_FIRST_CHUNKS = 400
+_FIRST_BYTES = 16_000_000
 _PAGE_BYTES = 4_000_000
 """Size after which a page ends; Lambda's answers end at 6 MB."""
 
@@ -107,6 +109,26 @@ def read_points(context: Context, call: ApiCall) -> MetricPage:
     """List reported metric points, oldest first, across attempts. Poll with `next_cursor` to follow."""
     points, cursor = _read_page(context, call, _POINTS, _slice_points, MetricPoint.model_dump_json)
     return MetricPage(points=points, next_cursor=cursor)
+
+
+def read_first_points(context: Context, tenant: str, job_id: str, limit: int) -> tuple[list[MetricPoint], bool]:
+    """Return the first points of a job, in reported order, and True if the job has no further ones.
+
+    At most `_FIRST_CHUNKS` chunks are read, and no chunk after `_FIRST_BYTES`.
+    """
+    prefix = logs_prefix(job_id)
+    names = _list_names(context, tenant, prefix, "0" * 10, POINT_LETTERS)
+    points: list[MetricPoint] = []
+    size_bytes = chunks = 0
+    while batch := [prefix + name for name in islice(names, _CHUNKS_PER_PAGE)]:
+        if len(points) > limit or chunks >= _FIRST_CHUNKS or size_bytes > _FIRST_BYTES:
+            return points[:limit], False
+        found = context.objects.read_many(tenant, CHECKPOINTS_BUCKET, batch)
+        chunks += len(batch)
+        for data in (found[key] for key in batch if key in found):
+            size_bytes += len(data)
+            points += _slice_points(_StoredChunk.model_validate_json(data), None, 0, limit + 1)
+    return points[:limit], len(points) <= limit
 
 
 def _name_chunk(chunk: _StoredChunk) -> str:
@@ -198,19 +220,17 @@ def _list_chunks(
         for seat, owner in owners[places[0] :]:
             if after is not None:
                 yield seat, owner, after  # the last page may have taken only a part of the chunk
-            names = _list_names(context, call, logs_prefix(owner), after or first, kind.letters)
+            names = _list_names(context, call.tenant, logs_prefix(owner), after or first, kind.letters)
             yield from ((seat, owner, name) for name in names)
             after = None
 
     return skip, chunks()
 
 
-def _list_names(context: Context, call: ApiCall, prefix: str, after: str, letters: tuple[str, str]) -> Iterator[str]:
+def _list_names(context: Context, tenant: str, prefix: str, after: str, letters: tuple[str, str]) -> Iterator[str]:
     """Yield the names of the chunks behind a name, in order. A name without a letter is a chunk of lines."""
     while True:
-        page = context.objects.list(
-            call.tenant, CHECKPOINTS_BUCKET, prefix, limit=_NAMES_PER_PAGE, after=prefix + after
-        )
+        page = context.objects.list(tenant, CHECKPOINTS_BUCKET, prefix, limit=_NAMES_PER_PAGE, after=prefix + after)
         for entry in page.items:
             after = entry.key.removeprefix(prefix)
             if (after[-1] if after[-1] in "lpb" else "l") in letters:

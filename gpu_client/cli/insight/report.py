@@ -19,6 +19,7 @@ from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.history import AttemptView, EventType, EventView
 from baton.contract.jobs.job import JobState, JobView
 from baton.contract.rules.metrics import canonical_name
+from baton.contract.worker.metric_history import MetricHistory
 from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.core.formats import count, duration, moment, number, size
 from gpu_client.cli.core.session import (
@@ -31,7 +32,7 @@ from gpu_client.cli.core.session import (
     session_of,
 )
 from gpu_client.cli.insight.charts import Curve, Frame, Mark, Point, draw_chart, to_html, uses_log_scale, value_at
-from gpu_client.cli.insight.metric_history import MetricHistory, load_history, summarize_metrics
+from gpu_client.cli.insight.metric_history import load_history, summarize_metrics
 from gpu_client.cli.insight.report_style import STYLE, TIP
 from gpu_client.cli.jobs.goodput import losses, losses_text, percent, share_of, share_text, total_of, total_s
 from gpu_client.cli.jobs.rule_events import line_of

@@ -13,10 +13,10 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from baton.contract.jobs.history import AttemptView
 from baton.contract.jobs.job import JobState, JobView
+from baton.contract.jobs.rule_backtest import history_of_points, view_verdict
 from baton.contract.rules.document.loader import load
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import name_in_rules
-from baton.contract.rules.numbers import encode
 from baton.contract.worker.control import MAX_RULES_BYTES
 from gpu_client.cli.core.documents import format_fault, read_text, require_no_faults
 from gpu_client.cli.core.errors import CliError
@@ -28,9 +28,8 @@ from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 
 if TYPE_CHECKING:
-    # numpy loads slowly, therefore only this command loads numpy.
-    from gpu_client.backtest.history import History
-    from gpu_client.backtest.judging import After, Aim, Finding, Run, RunVerdict
+    from baton.contract.rules.backtest.history import History
+    from baton.contract.rules.backtest.judging import After, Aim, Finding, Run, RunVerdict
 
 _COLUMNS = (
     "rule",
@@ -75,7 +74,7 @@ def backtest(
         raise CliError("there is nothing to try the rules on", "Give --job ID, --csv FILE or --jsonl FILE.")
     require_finite(gpus, "--gpus")
     rules = _rules(session, file)
-    from gpu_client.backtest.judging import judged
+    from baton.contract.rules.backtest.judging import judged
 
     options = _Options(rules, goal, gpus)
     runs = chain(_runs_of_files(options, tables or [], documents or []), _runs_of_jobs(session, options, jobs or []))
@@ -125,8 +124,8 @@ class _Options(NamedTuple):
 
 def _runs_of_files(options: _Options, tables: Sequence[Path], documents: Sequence[Path]) -> Iterator[Run]:
     """Read the files one by one, and yield the runs."""
-    from gpu_client.backtest.history import HistoryError
-    from gpu_client.backtest.judging import Run
+    from baton.contract.rules.backtest.history import HistoryError
+    from baton.contract.rules.backtest.judging import Run
     from gpu_client.backtest.reading import read_csv, read_jsonl
 
     for read, files in ((read_csv, tables), (read_jsonl, documents)):
@@ -148,7 +147,7 @@ def _runs_of_jobs(session: CliSession, options: _Options, jobs: Sequence[str]) -
 
 
 def _run_of(client: BatonClient, job: JobView, options: _Options) -> Run:
-    from gpu_client.backtest.judging import Aim, Run
+    from baton.contract.rules.backtest.judging import Aim, Run
 
     attempts = [
         one for page in pages(lambda at: client.attempts(job.id, limit=1000, cursor=at)) for one in page.attempts
@@ -169,8 +168,7 @@ def _run_of(client: BatonClient, job: JobView, options: _Options) -> Run:
 
 
 def _history_of(client: BatonClient, job: JobView, attempts: Sequence[AttemptView]) -> History:
-    from gpu_client.backtest.history import HistoryError
-    from gpu_client.backtest.reading import history_of_points
+    from baton.contract.rules.backtest.history import HistoryError
 
     points = load_history(client, job.id, attempts).kept
     name = job.name or job.id[:SHOWN_ID_CHARACTERS]
@@ -184,7 +182,7 @@ def _history_of(client: BatonClient, job: JobView, attempts: Sequence[AttemptVie
 
 
 def _aim(history: History, options: _Options, keep_best: Aim | None) -> Aim | None:
-    from gpu_client.backtest.judging import aim_of
+    from baton.contract.rules.backtest.judging import aim_of
 
     try:
         return aim_of(history, options.rules.metrics(), options.goal, keep_best)
@@ -213,19 +211,13 @@ def _row(finding: Finding, run: Run) -> list[str]:
     if row is None:
         return [name, "0", "", "", "", "", "", finding.reason]
     values = ", ".join(f"{text} = {_value_text(value)}" for text, value in trial.operands)
-    after, would = finding.after, ", ".join(_action_names(finding))
+    after, would = finding.after, ", ".join(finding.action_names())
     hours, why = "", finding.reason
     if after is not None:
         hours = "" if after.gpu_hours is None else f"{after.gpu_hours:.2f} {after.use}"
         why = "; ".join(filter(None, (_reason(after, finding, run), finding.reason)))
-    first = f"{run.history.steps[row]:,}", _duration_text(_seconds_to(run, row))
+    first = f"{run.history.steps[row]:,}", _duration_text(run.seconds_until(row))
     return [name, f"{len(trial.fired):,}", *first, values, would, hours, why]
-
-
-def _action_names(finding: Finding) -> list[str]:
-    from baton.contract.rules.document.actions import NAMES
-
-    return list(dict.fromkeys(NAMES[type(action)] for action in finding.rule.actions))
 
 
 def _reason(after: After, finding: Finding, run: Run) -> str:
@@ -280,55 +272,8 @@ def _total_sentence(total: dict[str, Any]) -> str:
 
 
 def _as_data(verdict: RunVerdict) -> dict[str, Any]:
-    run, history = verdict.run, verdict.run.history
-    end = verdict.end
-    return {
-        "name": history.name,
-        "rows": history.rows,
-        "points": history.points,
-        "first_step": int(history.steps[0]),
-        "last_step": int(history.steps[-1]),
-        "seconds": run.seconds_after(0),
-        "gpus": run.gpus,
-        "failed": run.failed,
-        "goal": None if run.aim is None else {"metric": run.aim.metric, "goal": run.aim.goal},
-        "notes": list(history.notes),
-        "rules": [_finding_as_data(one, run) for one in verdict.findings],
-        "ended_by": None if end is None else end.rule.name,
-    }
-
-
-def _finding_as_data(finding: Finding, run: Run) -> dict[str, Any]:
-    row, trial, after, history = finding.first, finding.trial, finding.after, run.history
-    return {
-        "rule": finding.rule.name,
-        "mode": finding.rule.mode,
-        "tried": trial is not None,
-        "reason": finding.reason,
-        "fires": 0 if trial is None else len(trial.fired),
-        "cleared": 0 if trial is None else len(trial.cleared),
-        "first_step": None if row is None else int(history.steps[row]),
-        "first_after_s": None if row is None else _seconds_to(run, row),
-        "operands": {} if trial is None else {text: _encoded(value) for text, value in trial.operands},
-        "actions": _action_names(finding),
-        "gpu_hours": None if after is None else after.gpu_hours,
-        "use": None if after is None else str(after.use),
-        "why": "" if after is None else after.why,
-        "best_later": None
-        if after is None or after.better is None
-        else {"value": after.better.value, "step": int(history.steps[after.better.row])},
-    }
-
-
-def _encoded(value: float | bool | None) -> Any:
-    return value if isinstance(value, bool) else encode(value)
-
-
-def _seconds_to(run: Run, row: int) -> float | None:
-    """Return the seconds from the first row to `row`; None if the history has no times."""
-    if run.history.times is None:
-        return None
-    return float(run.history.clock[row] - run.history.clock[0])
+    history = verdict.run.history
+    return {"name": history.name, "notes": list(history.notes), **view_verdict(verdict).model_dump(mode="json")}
 
 
 def _value_text(value: float | bool | None) -> str:

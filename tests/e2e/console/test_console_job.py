@@ -220,6 +220,25 @@ def test_rules_are_checked_and_put_in_force(desk: Desk, scene: Scene) -> None:
     assert newest is not None and newest.text == changed
 
 
+def test_rules_are_tried_on_this_run_before_they_are_in_force(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("tried")
+    Training(scene.claim("m-1")).train(1, 700, 1000)
+    page = desk.sign_in(f"/jobs/{job_id}?tab=rules")
+    page.get_by_role("button", name="Add rules").click()
+    editor = page.get_by_role("textbox", name="Rules")
+    editor.fill(RULES.replace("3 *", "2 *") + "  - name: late\n    when: step >= 650\n    do: stop\n")
+    page.get_by_role("button", name="Back-test", exact=True).click()
+    table = page.get_by_role("table", name="What the rules would have done")
+    expect(table.get_by_role("row").nth(1)).to_contain_text(re.compile(r"spike.*first at step 6\d\d.*set.*loss = "))
+    expect(table.get_by_role("row").nth(2).get_by_role("img", name="Fires at step 650")).to_be_visible()
+    expect(page.get_by_text("late would have ended the run at step 650.")).to_be_visible()
+    expect(page.get_by_text("700 reports replayed.")).to_be_visible()
+    assert desk.complaints(page) == []
+    assert scene.stack.client.rules(job_id).newest is None, "a back-test puts nothing in force"
+    editor.fill("rules:\n  - name: late\n    when: los > 1\n    do: stop\n")
+    expect(page.get_by_role("button", name="Back-test", exact=True)).to_be_disabled()
+
+
 def test_the_document_submits_the_same_job(desk: Desk, trained: str, stack: Stack) -> None:
     page = desk.sign_in(f"/jobs/{trained}?tab=files")
     command = page.get_by_label("Command").inner_text()

@@ -25,6 +25,7 @@ _BODIES: dict[str, Any] = {
     "PUT /job/{id}/rules": {"text": "rules: [{name: nan, when: not isfinite(loss), do: save}]"},
     "POST /job/{id}/share": {},
     "POST /job/{id}/commands": {"kind": "save"},
+    "POST /job/{id}/rules/backtest": {"text": "rules: []"},
     "POST /rules/check": {"text": "rules: []"},
     "POST /heartbeat/{id}": {"step": 1},
     "POST /progress": {"bucket_name": "training-checkpoints"},

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from baton.contract.rules.backtest.history import Builder, History
+from baton.contract.rules.backtest.judging import Aim, Run, RunVerdict, Use, aim_of, judged
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import RuleSet
 from baton.contract.rules.metrics import Metric, MetricCatalog
-from gpu_client.backtest.history import Builder, History
-from gpu_client.backtest.judging import Aim, Run, RunVerdict, Use, aim_of, judged
 
 HOUR = 3600.0
 HEARTBEATS = "the control plane evaluates it, at heartbeats"
@@ -181,7 +181,7 @@ def test_an_evaluation_with_the_step_of_the_row_before_is_nothing_else() -> None
     found = verdict(run, *({"when": "loss > 1", "on": event, "cooldown": "0 steps"} for event in events))
     fired = [one.trial.fired.tolist() if one.trial else None for one in found.findings]
     assert fired == [[0, 1, 3], [0, 1, 3], [2, 3], [0, 1, 2, 3]]
-    assert run.happens({"evaluate"}, 0, 4).tolist() == [False, False, True, True]
+    assert run.happens({"evaluate"}, 0, 4) == [False, False, True, True]
     counted = verdict(run, {"when": "step > 0", "on": "step", "for": "3 checks"}).findings[0]
     assert counted.first == 3
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from baton.contract.rules.backtest import replay as replaying
+from baton.contract.rules.backtest.history import Builder, History
+from baton.contract.rules.backtest.replay import Trial, replay
 from baton.contract.rules.document.loader import load_values
 from baton.contract.rules.document.rule import Rule, RuleSet
 from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import Verdict
-from gpu_client.backtest import replay as replaying
-from gpu_client.backtest.history import Builder, History
-from gpu_client.backtest.replay import Trial, replay
 from tests.properties.profiles import machine_settings
 
 Row = tuple[dict[str, float | None], int, float]

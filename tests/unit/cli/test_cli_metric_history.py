@@ -8,14 +8,9 @@ from typing import Any
 
 import pytest
 
+from baton.contract.worker.metric_history import MetricHistory, join_attempts
 from baton.contract.worker.output import MetricPoint
-from gpu_client.cli.insight.metric_history import (
-    MetricHistory,
-    goal_of,
-    join_attempts,
-    merge_nodes,
-    summarize_metrics,
-)
+from gpu_client.cli.insight.metric_history import goal_of, merge_nodes, summarize_metrics
 
 
 def points(epoch: int, steps: Iterable[int], **metrics: float) -> list[MetricPoint]:

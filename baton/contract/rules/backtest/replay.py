@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-
+from baton.contract.rules.backtest.history import EVALUATE, STEP, History
 from baton.contract.rules.document.rule import Rule, RuleSet
 from baton.contract.rules.engine.rule_evaluator import Evaluator
 from baton.contract.rules.engine.verdicts import Operand, State
-from gpu_client.backtest.history import EVALUATE, STEP, History, Whole
 
-BLOCK_ROWS = 8_192
+BLOCK_ROWS = 512
 """Rows of a block; memory contains the reports of one block at a time."""
 
 
@@ -22,8 +20,8 @@ class Trial:
     """Decisions of the evaluator about one rule, in rising order of rows."""
 
     rule: Rule
-    fired: Whole
-    cleared: Whole
+    fired: Sequence[int]
+    cleared: Sequence[int]
     operands: tuple[Operand, ...]
     """Operands of the rule's condition at the first firing; empty without a firing."""
 
@@ -36,13 +34,15 @@ def replay(rules: RuleSet, history: History, advance: Callable[[int], object]) -
     """
     groups = {on: _evaluator(rules, on) for on in {rule.on for rule in rules.rules}}
     names = list(dict.fromkeys(name for rule in rules.rules for name in rule.metrics))
-    rows = {(rule.name, state): array("q") for rule in rules.rules for state in (State.FIRED, State.CLEARED)}
+    rows: dict[tuple[str, State], array[int]] = {
+        (rule.name, state): array("q") for rule in rules.rules for state in (State.FIRED, State.CLEARED)
+    }
     operands: dict[str, tuple[Operand, ...]] = {}
     for low in range(0, history.rows, BLOCK_ROWS):
         high = min(low + BLOCK_ROWS, history.rows)
         reports = history.reports(names, low, high)
         for on, evaluator in groups.items():
-            events = [STEP if happens else EVALUATE for happens in history.happens(on, low, high).tolist()]
+            events = [STEP if happens else EVALUATE for happens in history.happens(on, low, high)]
             for row, event, (metrics, step, now) in zip(range(low, high), events, reports, strict=True):
                 for verdict in evaluator.observe(metrics, step=step, now=now, event=event):
                     if verdict.state is State.FIRED:
@@ -53,8 +53,8 @@ def replay(rules: RuleSet, history: History, advance: Callable[[int], object]) -
     return [
         Trial(
             rule,
-            np.array(rows[rule.name, State.FIRED], np.int64),
-            np.array(rows[rule.name, State.CLEARED], np.int64),
+            rows[rule.name, State.FIRED],
+            rows[rule.name, State.CLEARED],
             operands.get(rule.name, ()),
         )
         for rule in rules.rules

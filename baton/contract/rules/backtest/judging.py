@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import NamedTuple
 
-import numpy as np
-
+from baton.contract.rules.backtest.history import ROW_EVENTS, History
+from baton.contract.rules.backtest.replay import Trial, replay
 from baton.contract.rules.document.actions import NAMES, Pause, Requeue, RollbackAction, Stop
 from baton.contract.rules.document.rule import CONTROL_PLANE_EVENTS, Rule, RuleSet
 from baton.contract.rules.document.rule_placement import runs_in_control_plane
 from baton.contract.rules.language.faults import suggest_name
 from baton.contract.rules.language.typed_ast import Aggregate, Grouped, Typed, walk
 from baton.contract.rules.metrics import Goal, MetricCatalog
-from gpu_client.backtest.history import ROW_EVENTS, History
-from gpu_client.backtest.replay import Trial, replay
 
 _ENDING = (Stop, Pause)
 """Actions that release the machine and therefore end the costs."""
@@ -67,6 +65,10 @@ class Run:
             return end - begin
         return sum(max(0.0, min(till, end) - max(since, begin)) for since, till in self.held)
 
+    def seconds_until(self, row: int) -> float | None:
+        """Return the seconds from the first row to `row`; None if the history has no times."""
+        return None if self.history.times is None else self.history.clock[row] - self.history.clock[0]
+
 
 class Best(NamedTuple):
     """Best value of a goal, and its row."""
@@ -104,7 +106,11 @@ class Finding:
     @property
     def first(self) -> int | None:
         """Return the row of the rule's first firing."""
-        return int(self.trial.fired[0]) if self.trial is not None and len(self.trial.fired) else None
+        return self.trial.fired[0] if self.trial is not None and len(self.trial.fired) else None
+
+    def action_names(self) -> list[str]:
+        """Return the names of the rule's actions, each once."""
+        return list(dict.fromkeys(NAMES[type(action)] for action in self.rule.actions))
 
 
 @dataclass(frozen=True)
@@ -122,12 +128,13 @@ def judged(rules: RuleSet, run: Run, advance: Callable[[int], object] = lambda r
     metrics = rules.metrics()
     possible = tuple(rule for rule in rules.rules if not _why_not(rule, metrics, run.history))
     trials = {trial.rule.name: trial for trial in replay(rules._replace(rules=possible), run.history, advance)}
-    findings = tuple(_finding(rule, trials.get(rule.name), metrics, run) for rule in rules.rules)
+    best = _best(run)
+    findings = tuple(_finding(rule, trials.get(rule.name), metrics, run, best) for rule in rules.rules)
     ending = [one for one in findings if one.action and one.first is not None and one.rule.mode == "enforce"]
     return RunVerdict(run, findings, min(ending, key=lambda one: one.first or 0, default=None))
 
 
-def _finding(rule: Rule, trial: Trial | None, metrics: MetricCatalog, run: Run) -> Finding:
+def _finding(rule: Rule, trial: Trial | None, metrics: MetricCatalog, run: Run, best: Best | None) -> Finding:
     if trial is None:
         reason = _why_not(rule, metrics, run.history)
     else:
@@ -137,7 +144,7 @@ def _finding(rule: Rule, trial: Trial | None, metrics: MetricCatalog, run: Run) 
     found = Finding(rule, trial, reason, NAMES[kinds[0]] if kinds else "", None)
     if found.first is None or not kinds or kinds[0] not in _ENDING:
         return found
-    return replace(found, after=_after(run, found.first))
+    return replace(found, after=_after(run, found.first, best))
 
 
 def _why_not(rule: Rule, metrics: MetricCatalog, history: History) -> str:
@@ -210,16 +217,12 @@ def aim_of(history: History, metrics: MetricCatalog, option: str | None, keep_be
     return Aim(name, known)
 
 
-def _after(run: Run, row: int) -> After:
-    """Judge the part of a run after a row."""
+def _after(run: Run, row: int, best: Best | None) -> After:
+    """Judge the part of a run after a row. `best`: the best value of the goal in the whole run."""
     seconds = run.seconds_after(row)
     hours = None if seconds is None else seconds / 3600 * run.gpus
     aim = run.aim
-    later: Best | None = None
-    if aim is not None:
-        before, best = _best_until(run.history, aim, row), _best_until(run.history, aim, run.history.rows - 1)
-        if best is not None and best.row > row and (before is None or best.value != before.value):
-            later = best
+    later = best if best is not None and best.row > row else None
     if run.failed:
         return After(Use.SAVED, hours, seconds, "the run failed", later)
     for name in dict.fromkeys(("loss", *([aim.metric] if aim is not None else []))):
@@ -233,13 +236,13 @@ def _after(run: Run, row: int) -> After:
     return After(Use.SAVED, hours, seconds, f"{aim.metric} never got better again")
 
 
-def _best_until(history: History, aim: Aim, row: int) -> Best | None:
-    """Find the best finite value up to a row, with its first row; None without a finite value."""
-    column = history.column(aim.metric)
-    values = column.values[: int(np.searchsorted(column.rows, row, side="right"))]
-    finite = np.isfinite(values)
-    if not finite.any():
+def _best(run: Run) -> Best | None:
+    """Find the best finite value of the goal, with its first row; None without a goal or a finite value."""
+    if run.aim is None:
         return None
-    sign = 1.0 if aim.goal == "min" else -1.0
-    place = int(np.argmin(np.where(finite, values * sign, np.inf)))
-    return Best(float(values[place]), int(column.rows[place]))
+    column = run.history.column(run.aim.metric)
+    finite = [(value, row) for value, row in zip(column.values, column.rows, strict=True) if math.isfinite(value)]
+    if not finite:
+        return None
+    value, row = min(finite) if run.aim.goal == "min" else max(finite, key=lambda one: (one[0], -one[1]))
+    return Best(value, row)

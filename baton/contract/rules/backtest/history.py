@@ -4,24 +4,17 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Iterable, Mapping, Set
+from bisect import bisect_left
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
-
-import numpy as np
-from numpy.typing import NDArray
-
-Floats: TypeAlias = NDArray[np.float64]
-Whole: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
+from itertools import accumulate
 
 EVALUATION = "eval."
 STEP, LOG, EVALUATE = "step", "log", "evaluate"
 ROW_EVENTS = frozenset((STEP, LOG, EVALUATE))
 """Possible events of a row; see `History.happens`."""
 MAX_COLUMNS = 1_000
-_NO_ROWS: Whole = np.zeros(0, np.int64)
 _MAX_STEP = 2**53
 """The largest step that a float represents exactly."""
 
@@ -40,9 +33,9 @@ class HistoryError(Exception):
 class Column:
     """Points of one metric. `rows`: rows with a value, ascending. `absent`: rows that report the metric as null."""
 
-    rows: Whole
-    values: Floats
-    absent: Whole
+    rows: Sequence[int]
+    values: Sequence[float]
+    absent: Sequence[int] = ()
 
     @property
     def total(self) -> int:
@@ -54,8 +47,8 @@ class Column:
 class History:
     """All rows of a run, at least one. `times`: seconds from any origin; None if no row has a time."""
 
-    steps: Whole
-    times: Floats | None
+    steps: Sequence[int]
+    times: Sequence[float] | None
     columns: Mapping[str, Column]
     name: str
     notes: tuple[str, ...]
@@ -72,53 +65,47 @@ class History:
         return sum(column.total for column in self.columns.values())
 
     @cached_property
-    def clock(self) -> Floats:
+    def clock(self) -> Sequence[float]:
         """Return a monotonic time for each row: the latest time up to the row; zeros without times."""
-        if self.times is None:
-            return np.zeros(self.rows)
-        return np.maximum.accumulate(self.times)
+        return array("d", accumulate([0.0] * self.rows if self.times is None else self.times, max))
 
     @cached_property
-    def evaluations(self) -> Flags:
-        """Return the rows with a value of an `eval.` metric. A null, which JSON lines may contain, is no value."""
-        found = np.zeros(self.rows, bool)
+    def evaluations(self) -> bytearray:
+        """Return 1 for the rows with a value of an `eval.` metric. A null of JSON lines is no value."""
+        found = bytearray(self.rows)
         for name, column in self.columns.items():
             if name.startswith(EVALUATION):
-                found[column.rows] = True
+                for row in column.rows:
+                    found[row] = 1
         return found
 
-    @cached_property
-    def _only_evaluations(self) -> Flags:
-        """Return the evaluations that repeat the step of the preceding row."""
-        found = self.evaluations.copy()
-        found[:1] = False
-        found[1:] &= self.steps[1:] == self.steps[:-1]
-        return found
+    def _only_evaluates(self, row: int) -> bool:
+        """Return True for an evaluation that repeats the step of the preceding row."""
+        return row > 0 and bool(self.evaluations[row]) and self.steps[row] == self.steps[row - 1]
 
-    def happens(self, events: Set[str], low: int, high: int) -> Flags:
+    def happens(self, events: Set[str], low: int, high: int) -> list[bool]:
         """Return a flag for each of the rows `low` to `high`: True if one of the events takes place at the row.
 
         A row is a step and a log; a row with a value of an `eval.` metric is also an evaluation. A row with such a
         value that repeats the preceding step is an evaluation only.
         """
-        found = np.zeros(high - low, bool)
-        if events & {STEP, LOG}:
-            found |= ~self._only_evaluations[low:high]
-        if EVALUATE in events:
-            found |= self.evaluations[low:high]
-        return found
+        steps, evaluates = bool(events & {STEP, LOG}), EVALUATE in events
+        return [
+            (evaluates and bool(self.evaluations[row])) or (steps and not self._only_evaluates(row))
+            for row in range(low, high)
+        ]
 
     def column(self, name: str) -> Column:
         """Return the column of a metric; an empty column if no row reports the metric."""
-        return self.columns.get(name) or self._derived.get(name) or Column(_NO_ROWS, np.zeros(0), _NO_ROWS)
+        return self.columns.get(name) or self._derived.get(name) or Column((), ())
 
     @cached_property
     def _derived(self) -> dict[str, Column]:
         """Return the metrics without reports: `step`, and `wall` (seconds since the first row) if the run has times."""
-        every = np.arange(self.rows)
-        derived = {"step": Column(every, self.steps.astype(np.float64), _NO_ROWS)}
+        every = range(self.rows)
+        derived = {"step": Column(every, array("d", self.steps))}
         if self.times is not None:
-            derived["wall"] = Column(every, self.clock - self.clock[0], _NO_ROWS)
+            derived["wall"] = Column(every, array("d", (at - self.clock[0] for at in self.clock)))
         return derived
 
     def has(self, name: str) -> bool:
@@ -133,14 +120,11 @@ class History:
                 # The evaluator derives this metric from the observed step.
                 continue
             column = self.column(name)
-            first, last = np.searchsorted(column.rows, (low, high))
-            at = (column.rows[first:last] - low).tolist()
-            for row, value in zip(at, column.values[first:last].tolist(), strict=True):
-                found[row][name] = value
-            first, last = np.searchsorted(column.absent, (low, high))
-            for row in (column.absent[first:last] - low).tolist():
-                found[row][name] = None
-        return list(zip(found, self.steps[low:high].tolist(), self.clock[low:high].tolist(), strict=True))
+            for place in range(bisect_left(column.rows, low), bisect_left(column.rows, high)):
+                found[column.rows[place] - low][name] = column.values[place]
+            for place in range(bisect_left(column.absent, low), bisect_left(column.absent, high)):
+                found[column.absent[place] - low][name] = None
+        return list(zip(found, self.steps[low:high], self.clock[low:high], strict=True))
 
 
 class Builder:
@@ -187,19 +171,14 @@ class Builder:
                 rows = self._rows[name] = array("q")
                 self._values[name] = array("d")
             rows.append(row)
-            self._values[name].append(value)
+            self._values[name].append(value + 0.0)  # -0.0 becomes 0.0
 
     def history(self) -> History:
-        """Return the history, and empty the builder. Raises HistoryError if no row was added."""
+        """Return the history; the builder is of no use afterwards. Raises HistoryError if no row was added."""
         if not self._steps:
             raise HistoryError("there is nothing in it", "Write one row for each report: step and metrics.")
-        columns: dict[str, Column] = {}
-        for name in [*self._rows, *(name for name in self._absent if name not in self._rows)]:
-            # The loop releases each column before the next copy, so that memory never has two copies of all columns.
-            columns[name] = Column(
-                np.frombuffer(self._rows.pop(name, array("q")), np.int64),
-                np.frombuffer(self._values.pop(name, array("d")), np.float64) + 0.0,
-                np.frombuffer(self._absent.pop(name, array("q")), np.int64),
-            )
-        times = np.frombuffer(self._times, np.float64) if self._timed else None
-        return History(np.frombuffer(self._steps, np.int64), times, columns, self.name, tuple(self.notes))
+        columns = {
+            name: Column(self._rows.get(name, ()), self._values.get(name, ()), self._absent.get(name, ()))
+            for name in dict.fromkeys((*self._rows, *self._absent))
+        }
+        return History(self._steps, self._times if self._timed else None, columns, self.name, tuple(self.notes))

@@ -1,0 +1,1 @@
+"""Replay rules on recorded runs. Pure; needs the standard library alone."""
