@@ -10,9 +10,17 @@ from baton.contract.jobs.job import JobState
 from functions.domain.records import Job
 from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet import lifecycle
+from functions.fleet.ledger import need_usd
 from functions.fleet.machine_states import STARTING
 from functions.fleet.offers.offer_ranking import RankedOffer
-from functions.fleet.offers.replacement import SlowNode, find_better, find_slowest, hours_left, hours_trained
+from functions.fleet.offers.replacement import (
+    HOST_CHANGE_S,
+    SlowNode,
+    find_better,
+    find_slowest,
+    hours_left,
+    hours_trained,
+)
 from functions.fleet.offers.reputation import quarantine
 from functions.fleet.records import Machine, StoredFleet
 from functions.fleet.ticks.tick import Tick
@@ -115,7 +123,8 @@ class TrainingSupervisor:
             return
         group, progress = tick.machines[fleet.tenant, fleet.spec.name], self._read_progress(job).progress
         done = progress.step / progress.total_steps if progress is not None and progress.total_steps else 0.0
-        found = find_better(slow, self._quote(fleet, [], group), hours_left(done, hours_trained(world)))
+        offers = self._find_affordable(fleet, slow.machine, self._quote(fleet, [], group))
+        found = find_better(slow, offers, hours_left(done, hours_trained(world)))
         if found is None or not tick.store.allow(place, "replace", now, REPLACEMENT_INTERVAL_S):
             return
         offer, cost_usd = found
@@ -129,3 +138,12 @@ class TrainingSupervisor:
         quarantined = quarantine(group[at], "slow", tick.store.quarantined(0), now)
         if group[at] is not machine and quarantined is not None:
             tick.store.put_quarantine(quarantined)
+
+    def _find_affordable(
+        self, fleet: StoredFleet, machine: Machine, ranked: Sequence[RankedOffer]
+    ) -> list[RankedOffer]:
+        """Return the offers that the budget pays for in place of a machine; otherwise its node would be lost."""
+        others = [one for one in self._tick.machines[fleet.tenant, fleet.spec.name] if one.id != machine.id]
+        _, room_usd = self._tick.tightest(fleet, self._tick.ledger(fleet), others)
+        room_usd -= machine.usd_per_hour * HOST_CHANGE_S / 3600
+        return [one for one in ranked if need_usd(one.offer.usd_per_hour, one.offer.boot_s) <= room_usd]

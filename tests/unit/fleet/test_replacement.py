@@ -242,3 +242,17 @@ def test_the_progress_of_the_present_attempts_counts() -> None:
     night.newest = night.progress
     night.step(25)
     assert night.seats[2].on != slow
+
+
+def test_a_slow_node_stays_if_the_budget_does_not_pay_for_the_next_machine() -> None:
+    night = make_elastic_night(1, 3, hours=6)
+    night.step(8)
+    (fleet,) = night.store.fleets()
+    held = night.spent_usd() + sum(one.reserved_usd for one in night.machines())
+    poor = fleet.spec.model_copy(update={"budget": fleet.spec.budget.model_copy(update={"total_usd": held})})
+    night.store.put_fleet(fleet.model_copy(update={"spec": poor, "version": fleet.version + 1}))
+    night.step(30)
+    third = str(night.seats[2].on)
+    night.tokens[third] = 300
+    night.step(12)
+    assert [one.state for one in night.machines()] == [State.BUSY] * 3 and ended(night) == []
