@@ -26,6 +26,7 @@ BUDGET_FILE = "fleet-budget.json"
 NO_BUDGET = "none"
 CLOCK_TOLERANCE_S = 60
 REPEAT_S = 3600
+MAX_PORT = 65_535
 CLOUD_CHECK_S = 0.5
 
 
@@ -42,11 +43,11 @@ def main(arguments: list[str] | None = None) -> int:
         f"fleets {DEFAULT_STATE_DIR}-x60",
     )
     parser.add_argument("--forget", action="store_true", help="keep the state in memory only")
-    parser.add_argument("--port", type=int, default=8787, help="port of the API; 0 selects a free port")
-    parser.add_argument("--sweep-interval-s", type=float, default=60.0, help="seconds between sweeps")
+    parser.add_argument("--port", type=_parse_port, default=8787, help="port of the API; 0 selects a free port")
+    parser.add_argument("--sweep-interval-s", type=_parse_interval, default=60.0, help="seconds between sweeps")
     parser.add_argument(
         "--fleet-clock-speed",
-        type=int,
+        type=_parse_speed,
         default=1,
         metavar="N",
         help="speed of the clock of rented machines; with 60 an hour of rent passes in a minute",
@@ -79,11 +80,7 @@ def main(arguments: list[str] | None = None) -> int:
     try:
         stack.start()
     except (EmulatorError, OSError) as error:
-        taken = isinstance(error, OSError) and error.errno == errno.EADDRINUSE
-        remedy = ". Choose another with --port, or 0 for any free one." if taken else ""
-        if isinstance(error, StateInUseError):
-            remedy = f". End that control plane, or add: --state-dir {options.state_dir}-2 --port {options.port + 1}"
-        print(f"The local stack could not start: {error}{remedy}", file=sys.stderr)
+        print(f"The local stack could not start: {_explain(error, options)}", file=sys.stderr)
         return 1
     try:
         _keep_budget(budget, options)
@@ -101,6 +98,40 @@ def main(arguments: list[str] | None = None) -> int:
             print("Stopping ...", flush=True)
         stack.stop()
     return 0
+
+
+def _explain(error: Exception, options: argparse.Namespace) -> str:
+    """Return the cause of a failed start, with the remedy where one is known."""
+    if isinstance(error, StateInUseError):
+        return f"{error}. End that control plane, or add: --state-dir {options.state_dir}-2 --port {options.port + 1}"
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    if error.filename is not None:
+        return f"{error.filename}: {error.strerror}. Name a directory that you may write with --state-dir."
+    taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+    return error.strerror + (". Choose another with --port, or 0 for any free one." if taken else "")
+
+
+def _parse_port(text: str) -> int:
+    if not text.isdecimal() or int(text) > MAX_PORT:
+        raise argparse.ArgumentTypeError(f"must be a whole number from 0 to {MAX_PORT}")
+    return int(text)
+
+
+def _parse_speed(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError("must be a whole number, at least 1")
+    return int(text)
+
+
+def _parse_interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < float("inf"):
+        raise argparse.ArgumentTypeError("must be a number of seconds above 0")
+    return seconds
 
 
 def _read_budget(parser: argparse.ArgumentParser, text: str | None) -> Budget | None:

@@ -131,6 +131,28 @@ def test_a_directory_in_use_has_a_remedy(
     assert remedy in capsys.readouterr().err
 
 
+def test_a_directory_that_cannot_be_written_has_a_remedy(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(StackDouble, "error", PermissionError(13, "Permission denied", "/srv/state"))
+    run(exit_code=1)
+    assert capsys.readouterr().err == (
+        "The local stack could not start: /srv/state: Permission denied. "
+        "Name a directory that you may write with --state-dir.\n"
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments", [("--port", "99999"), ("--port", "-1"), ("--fleet-clock-speed", "0"), ("--sweep-interval-s", "0")]
+)
+def test_a_number_out_of_range_ends_before_anything_starts(
+    arguments: tuple[str, str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit, match="2"):
+        main([*arguments])
+    assert f"argument {arguments[0]}: must be " in capsys.readouterr().err
+
+
 def test_what_each_tick_repeats_is_logged_once_an_hour() -> None:
     repeats = RepeatFilter()
 
