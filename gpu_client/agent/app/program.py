@@ -149,7 +149,9 @@ def _work(
 
 
 def _report_workspace_error(settings: AgentSettings, error: Exception) -> int:
-    sys.stderr.write(f"BATON_WORKSPACE={settings.workspace}: {error}\n")
+    cause = error.strerror if isinstance(error, OSError) else None
+    text = f"{cause}. Name a directory that the agent may write." if cause else str(error)
+    sys.stderr.write(f"BATON_WORKSPACE={settings.workspace}: {text}\n")
     return EXIT_WORKSPACE
 
 

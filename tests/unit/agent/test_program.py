@@ -65,7 +65,9 @@ def test_a_workspace_that_cannot_be_used(
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BATON_WORKSPACE", str(tmp_path / "file"))
     assert program.main() == program.EXIT_WORKSPACE
-    assert capsys.readouterr().err.startswith(f"BATON_WORKSPACE={tmp_path / 'file'}: ")
+    assert capsys.readouterr().err == (
+        f"BATON_WORKSPACE={tmp_path / 'file'}: File exists. Name a directory that the agent may write.\n"
+    )
 
 
 def test_what_hangs_after_a_second_signal_is_left_hanging(monkeypatch: pytest.MonkeyPatch) -> None:
