@@ -37,6 +37,7 @@ from tests.kits.clouds.emulator import emulator  # noqa: E402, F401 - a fixture
 from tests.kits.runner.downloads import cdk_command_line, kelpie_packages  # noqa: E402, F401 - fixtures
 from tests.kits.runner.order import BothEnds, rank  # noqa: E402
 from tests.kits.runner.reports import without_surrogates  # noqa: E402
+from tests.kits.runner.rewriting import rewrite_share  # noqa: E402
 
 # Hypothesis also draws literals of all loaded modules, and no setting disables that. Without this line, the draws of a
 # test depend on the tests that ran before.
@@ -56,7 +57,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> BothEnd
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_collection() -> Generator[None, object, object]:
+def pytest_collection(session: pytest.Session) -> Generator[None, object, object]:
     """Collect no garbage while pytest collects tests, and afterwards exclude all that exists from garbage collection.
 
     Modules and tests live until the end, and there are millions of objects. Each `gc.collect()` of a library would
@@ -64,6 +65,7 @@ def pytest_collection() -> Generator[None, object, object]:
     """
     gc.disable()
     try:
+        rewrite_share(session.config)
         return (yield)
     finally:
         gc.collect()
