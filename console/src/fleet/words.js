@@ -34,15 +34,15 @@ export const queuesOf = ({ queues }) => `${queues.length === 1 ? "queue" : "queu
 export const permits = (spec) =>
   `up to ${counted(spec.max, "machine")} of ${spec.providers.join(", ")} at ${usd(spec.max_usd_per_hour)}/h each at most`;
 
-/** Return why the fleet rents no further machine, as one or two sentences. */
+/** Return why the fleet rents no further machine, as of the last tick, as one or two sentences. */
 export function why({ spec, stopped, machines, waits, job_id }) {
   const some = counted(machines.length, "machine");
   if (stopped && machines.length) return `${some} ${machines.length === 1 ? "is" : "are"} given back. A machine with a job saves a checkpoint first.`;
   if (stopped) return job_id ? "The fleet has ended with its job." : "The fleet is stopped and rents nothing.";
   if (waits) return `${machines.length ? "No further machine is rented" : "No machine is rented"}: ${waits}.`;
   if (machines.length >= spec.max) return `${some} ${machines.length === 1 ? "is" : "are"} rented, as many as the document permits.`;
-  if (machines.length) return "No further machine is needed: each waiting job that the machines can run has one.";
-  return `No machine is rented, because no job that the fleet's machines can run waits in ${queuesOf(spec)}.`;
+  if (machines.length) return "No further machine is needed: the last tick found no job without a machine that this fleet can run.";
+  return `No machine is rented: the last tick found no waiting job in ${queuesOf(spec)} that this fleet can run.`;
 }
 
 const STATES = {

@@ -20,7 +20,8 @@ TOTAL = "{scope: 'fleet', name: 'total_usd', period: '', cap_usd: 20, spent_usd:
 WHOLE = "{scope: 'deployment', name: 'per_day_usd', period: '', cap_usd: 1, spent_usd: 1, reserved_usd: 0}"
 BUSY, READY = {"state": "busy"}, {"state": "ready"}
 ENDS = "1 machine is given back. A machine with a job saves a checkpoint first."
-NO_JOB = "No machine is rented, because no job that the fleet's machines can run waits in queue default."
+NO_JOB = "No machine is rented: the last tick found no waiting job in queue default that this fleet can run."
+NO_FURTHER = "No further machine is needed: the last tick found no job without a machine that this fleet can run."
 GONE = "The machine is gone: two complete lists of its provider lack the machine: no job."
 
 
@@ -50,6 +51,7 @@ CASES: list[tuple[str, Any]] = [
     (said("stateOf", BUSY, stopped=True), "stopping"),
     (said("why", waits="vast: HTTP 502"), "No machine is rented: vast: HTTP 502."),
     (said("why", BUSY, waits="no offer fits"), "No further machine is rented: no offer fits."),
+    (said("why", BUSY), NO_FURTHER),
     (said("why", BUSY, READY), "2 machines are rented, as many as the document permits."),
     (said("why", BUSY, stopped=True, waits="no offer fits"), ENDS),
     (said("why", stopped=True), "The fleet is stopped and rents nothing."),
