@@ -20,6 +20,8 @@ FAILURES = 3
 """Machines that end without a job before the fleet pauses."""
 FIRST_PAUSE_S = 900
 LONGEST_PAUSE_S = 4 * 3600
+FORGOTTEN_S = 24 * 3600
+"""Time after which a training whose machines went back begins anew with the shortest pause."""
 CONTRACT_ENDS = "the provider ends the machine soon"
 LACKS_JOBS = frozenset({"no job for idle_timeout_s", "max_hours is over", CONTRACT_ENDS, "the budget is spent"})
 """Reasons for the end of a machine that worked well and found no job."""
@@ -71,6 +73,34 @@ class Breaker(Record):
             return f"{told}; next try at {datetime.fromtimestamp(self.paused_until, UTC):%H:%M} UTC"
         tries = any(one.state in STARTING or one.state is State.READY for one in machines)
         return f"{told}; one machine tries again" if tries else ""
+
+
+class FormingPause(Record):
+    """Pause after the machines of a training went back that waited for nodes; twice as long after each further try.
+
+    A provider may offer machines that it does not have. Without a pause the other machines would wait, and be billed,
+    again and again.
+    """
+
+    reason: str
+    since: int
+    pause_s: int
+
+    def waits(self, fleet: StoredFleet, now: int) -> str:
+        """Return why no machine may start for the training now; empty if one may."""
+        until = self.since + self.pause_s
+        if now >= until or fleet.updated_at > self.since:
+            return ""
+        return f"{self.reason}; next try at {datetime.fromtimestamp(until, UTC):%H:%M} UTC"
+
+
+def pause_forming(
+    before: Mapping[str, FormingPause], fleet: StoredFleet, job_id: str, reason: str, now: int
+) -> dict[str, FormingPause]:
+    """Return the pauses by elastic job after the machines of one went back; old ones are dropped."""
+    kept = {key: one for key, one in before.items() if fleet.updated_at <= one.since and now < one.since + FORGOTTEN_S}
+    pause_s = min(2 * kept[job_id].pause_s, LONGEST_PAUSE_S) if job_id in kept else FIRST_PAUSE_S
+    return {**kept, job_id: FormingPause(reason=reason, since=now, pause_s=pause_s)}
 
 
 def count_failure(

@@ -14,7 +14,7 @@ from typing import Literal, Self, TypeVar
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.money import Budget
 from functions.domain.record_base import Record
-from functions.fleet.breaker import Breaker
+from functions.fleet.breaker import Breaker, FormingPause
 from functions.fleet.machine_states import STARTING, USABLE
 from functions.fleet.records import Machine
 
@@ -49,6 +49,8 @@ class Ledger(Record):
     """Bound without the money for the machine that the fleet lacks; empty while the money suffices."""
     breakers: dict[str, Breaker] = {}
     """By provider: machines that are gone without having held a job; those on their way out are counted beside."""
+    forming: dict[str, FormingPause] = {}
+    """By elastic job: pauses of trainings whose machines went back because too few nodes could be rented."""
 
     def at(self, now: int) -> Self:
         """Return the ledger with the counters of a day or month that has ended set to zero."""

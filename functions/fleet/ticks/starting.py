@@ -79,6 +79,8 @@ class MachineStarter:
         self._random_token = random_token
         self._exhausted: list[Bound] = []
         """Bound that does not pay for the machine that the present fleet lacks; empty while the money suffices."""
+        self._paused = ""
+        """Why no machine starts for a training that could not begin before; empty for none."""
         self._port: int | None = None
         """Port of the machines that the present fleet starts, if nodes of elastic jobs are among its waiting jobs."""
 
@@ -90,7 +92,7 @@ class MachineStarter:
         others: the other fleets of the tenant with their machines. later: False for jobs that have no machine, True for
         the nodes beyond `min` of elastic jobs. Returns True if the fleet lacks machines for such nodes only.
         """
-        self._exhausted = []
+        self._exhausted, self._paused = [], ""
         planned = [machine for machine in group if machine.state is State.PLANNED]
         for machine in planned:
             driver = self._tick.drivers.get(machine.provider)
@@ -99,7 +101,7 @@ class MachineStarter:
         found = "" if fleet.stopped else self._start(fleet, group, others, later)
         if found is None:
             return True
-        waits = found[:LONGEST_WAITS]
+        waits = "; ".join(filter(None, [self._paused, found]))[:LONGEST_WAITS]
         if waits:
             self._tick.report.failures.append(f"fleet {fleet.spec.name}: {waits}")
         ledger = self._tick.ledger(fleet)
@@ -125,7 +127,7 @@ class MachineStarter:
         if sum(not machine.state.ended for machine in group) >= fleet.spec.max:
             self._give_back_avoided(fleet, group)
             return ""
-        waiting = self._waiting(fleet)
+        waiting = self._leave_paused_out(fleet, self._waiting(fleet))
         self._port = ELASTIC_PORT if any(job.spec.seat is not None for job in waiting) else None
         wanted = select(waiting, fleet.spec, group, others, trains=self._trains)
         lacks = partial(missing_machines, fleet.spec, group, others=others)
@@ -147,6 +149,15 @@ class MachineStarter:
                 told = [] if problem == NO_OFFER and problems else [problem]
                 return "; ".join(dict.fromkeys([*problems, *told]))
         return "; ".join(problems) if held else ""
+
+    def _leave_paused_out(self, fleet: StoredFleet, waiting: Sequence[Job]) -> list[Job]:
+        """Return the jobs without the nodes of trainings for which the fleet rents nothing for a while."""
+        now = self._tick.now()
+        told = {key: one.waits(fleet, now) for key, one in self._tick.ledger(fleet).forming.items()}
+        paused = {key: why for key, why in told.items() if why and not self._trains(key)}
+        left = [job for job in waiting if job.spec.seat is None or job.spec.seat.job not in paused]
+        self._paused = next(iter(paused.values()), "") if len(left) < len(waiting) else ""
+        return left
 
     def _hold(
         self,

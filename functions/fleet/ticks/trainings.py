@@ -10,6 +10,7 @@ from baton.contract.jobs.job import JobState
 from functions.domain.records import Job
 from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet import lifecycle
+from functions.fleet.breaker import pause_forming
 from functions.fleet.ledger import need_usd
 from functions.fleet.machine_states import STARTING
 from functions.fleet.offers.offer_ranking import RankedOffer
@@ -111,9 +112,14 @@ class TrainingSupervisor:
         if running >= least or waited_s < patience_s:
             return
         reason = f"only {running} of {least} nodes could be rented within {patience_s // 60} minutes"
+        now = self._tick.now()
         for machine in busy:
-            after = lifecycle.stop(machine, reason, self._tick.now())
-            group[group.index(machine)] = self._tick.save(fleet, machine, after, self._tick.ledger(fleet))
+            ledger = self._tick.ledger(fleet)
+            paused = ledger.forming.get(job.id)
+            if paused is None or paused.since < now:
+                forming = pause_forming(ledger.forming, fleet, job.id, reason, now)
+                ledger = ledger.model_copy(update={"forming": forming})
+            group[group.index(machine)] = self._tick.save(fleet, machine, lifecycle.stop(machine, reason, now), ledger)
 
     def _replace(self, fleet: StoredFleet, job: Job, world: WorldRecord, slow: SlowNode) -> None:
         """Give the machine of a slow node back if an offer pays in its place; the seat then waits for that offer."""

@@ -10,14 +10,14 @@ import pytest
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.jobs.job import Progress
 from functions.domain.worlds.world_record import WorldNode
-from functions.fleet.drivers.protocol import Ambiguous
+from functions.fleet.drivers.protocol import Ambiguous, CreateIntent, CreateResult, NotCreated
 from functions.fleet.offers.offer_ranking import RankedOffer, Workload, expected_cost
 from functions.fleet.offers.replacement import SlowNode, find_better, find_slowest, hours_left
 from functions.fleet.records import Machine, Offer
 from tests.kits.api.fleets import make_machine
 from tests.unit.fleet.elastic_night import ElasticNight, make_elastic_night
 from tests.unit.fleet.night import TENANT
-from tests.unit.fleet.test_gangs import NAME, ended
+from tests.unit.fleet.test_gangs import NAME, ended, waits
 
 EVEN = [1000] * 8
 
@@ -256,3 +256,39 @@ def test_a_slow_node_stays_if_the_budget_does_not_pay_for_the_next_machine() -> 
     night.tokens[third] = 300
     night.step(12)
     assert [one.state for one in night.machines()] == [State.BUSY] * 3 and ended(night) == []
+
+
+def test_a_training_that_cannot_begin_is_tried_again_after_longer_and_longer_pauses() -> None:
+    """The provider offers a kind of machine, of which it has two."""
+    night = make_elastic_night(3, 3, hours=1, slots=1, repeatable=True)
+    provider = night.providers["loopback"]
+    create, capacity = provider.create, [2]
+
+    def refuse(intent: CreateIntent) -> CreateResult:
+        return NotCreated(reason="no capacity") if len(provider.alive()) >= capacity[0] else create(intent)
+
+    provider.create = refuse  # type: ignore[method-assign]
+    night.step(40)
+    told = waits(night)
+    assert told.startswith("only 2 of 3 nodes could be rented within 30 minutes; next try at ") and told.endswith("UTC")
+    night.step(7 * 60 + 10)
+    assert len(provider.machines) == 10, "five tries in eight hours"
+    assert night.billed_usd() < 10 * 0.2 * 0.75
+    capacity[0] = 3
+    night.step(5 * 60)
+    assert all(one.left_s <= 0 for one in night.seats) and night.billing() == []
+
+
+def test_a_pause_of_a_training_ends_with_a_change_of_the_document() -> None:
+    night = make_elastic_night(3, 3, slots=3)
+    night.providers["loopback"].faults.snatched = 1
+    night.step()
+    night.providers["loopback"].slots = 0
+    night.step(40)
+    night.providers["loopback"].slots = 3
+    night.step(2)
+    assert night.billing() == [] and "next try at" in waits(night)
+    (fleet,) = night.store.fleets()
+    night.store.put_fleet(fleet.model_copy(update={"updated_at": night.now, "version": fleet.version + 1}))
+    night.step()
+    assert len(night.billing()) == 3
