@@ -99,14 +99,14 @@ export function addSample(samples, sample) {
 }
 
 /** Return the growth per second of `valueOf(sample)` over the last half minute; null before the second sample. */
-export function rateOf(samples, now, valueOf) {
+export function rateOf(all, now, valueOf) {
+  // A writer or reader that came later has no value in earlier samples.
+  const samples = all.filter((one) => valueOf(one) !== undefined);
   const last = samples.at(-1);
   if (!last) return null;
   const first = samples.findLast((one) => one.at <= last.at - WINDOW_S) ?? samples[0];
   const until = now - last.at > LATE_S ? now : last.at;
-  const before = valueOf(first);
-  if (until - first.at < 1 || before === undefined) return null;
-  return Math.max(0, (valueOf(last) ?? before) - before) / (until - first.at);
+  return until - first.at < 1 ? null : Math.max(0, valueOf(last) - valueOf(first)) / (until - first.at);
 }
 
 /** Return the rates between successive samples: `[at, per second]`. */

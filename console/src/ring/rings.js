@@ -20,8 +20,10 @@ export function Rings({ query }) {
   const { data, error, loading, refresh } = useResource(withQuery("/rings", { limit: LISTED, records: RECORDS, cursor: query.after }));
   const now = useNow();
   const rings = (data?.rings ?? []).map((one) => ({ ...one, ring: readRing(one.records) }));
-  const samples = useTrends(rings, data);
-  const item = (one) => ({ ...one, samples: samples(one.id), now });
+  // The list reads fewer records of a ring than the ring's page, therefore each has a series of its own.
+  const seriesOf = (one) => `list ${one.id}`;
+  const samples = useTrends(rings.map((one) => ({ id: seriesOf(one), ring: one.ring })), data);
+  const item = (one) => ({ ...one, samples: samples(seriesOf(one)), now });
   return html`<div class="page">
     <div class="page-head"><h1>Rings</h1></div>
     ${error && !data && html`<${Failure} error=${error} retry=${refresh} />`}
@@ -54,7 +56,11 @@ export function LifeTag({ ring, samples, now, removing }) {
 }
 
 /** Return `2 s to 14 min`, the ages of the newest and the oldest readable sample. */
-export const agesOf = (ring, now) => (ring.newest_at ? `${short(now - ring.newest_at)} to ${short(now - ring.oldest_at)}` : "");
+export function agesOf(ring, now) {
+  if (!ring.newest_at) return "";
+  const [newest, oldest] = [now - ring.newest_at, now - ring.oldest_at].map(short);
+  return newest === oldest ? newest : `${newest} to ${oldest}`;
+}
 const short = (seconds) => (seconds < 5 ? "0 s" : age(seconds));
 
 /** Show how many of the places of a ring are filled. */
@@ -63,7 +69,7 @@ export const Fill = ({ name, ring }) => html`<div class="ring-fill">
   <${ProgressBar} share=${ring.readable / (ring.settings.cap || 1)} label="Fill of ${name}" />
 </div>`;
 
-const dash = (text) => text || html`<span class="soft">–</span>`;
+const dash = (text) => text || html`<span class="soft none">–</span>`;
 
 const COLUMNS = [
   {

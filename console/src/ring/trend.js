@@ -1,4 +1,4 @@
-/** What this page has seen of rings, for rates. The series stay while the reader goes from the list to a ring and back. */
+/** What this page has seen of rings, for rates. The series stay while the reader goes to another view and back. */
 import { useEffect, useState } from "preact/hooks";
 import { now_s } from "../core/clock.js";
 import { addSample, sampleOf } from "./ring-data.js";

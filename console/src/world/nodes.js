@@ -6,7 +6,7 @@ import { count, number, percent, usd } from "../core/format.js";
 import { html } from "../core/html.js";
 import { hrefOf } from "../core/router.js";
 
-const dash = html`<span class="soft">–</span>`;
+const dash = html`<span class="soft none">–</span>`;
 const BRAND = /^(NVIDIA |AMD )?(GeForce |Radeon )?/;
 
 /** Show the nodes and free seats of a world. */

@@ -81,7 +81,8 @@ export function rowsOf(world, attempts, now) {
 /** Return the voters of the next epoch, those that answer, and whether these may go on alone, as the control plane decides. */
 export function quorumOf(rows, world) {
   const order = world.nodes.map((node) => node.node);
-  const voters = rows.filter((one) => one.member && !one.ended).sort((one, other) => order.indexOf(one.key) - order.indexOf(other.key));
+  const replaced = (seat) => rows.some((one) => one.seat === seat && one.node && !one.member);
+  const voters = rows.filter((one) => one.member && !one.ended && !replaced(one.seat)).sort((one, other) => order.indexOf(one.key) - order.indexOf(other.key));
   const answering = voters.filter((one) => one.node.lease_live);
   const half = 2 * answering.length === voters.length;
   return {
@@ -114,8 +115,10 @@ export function waitsOf(world, rows, step) {
   const [on, off] = [answering, silent].map((some) => some.map((one) => one.seat));
   if (off.length && holds) {
     found.push({ tone: "warn", text: `${capital(named(on))} ${verb(on, "goes", "go")} on without ${named(off)}: ${on.length} of ${voters.length} members answer, which is a quorum. Steps of ${named(off)} count when ${verb(off, "it joins", "they join")} again.` });
+  } else if (off.length && !on.length) {
+    found.push({ tone: "bad", text: `No member answers. The training goes on when one of them does, or when their leases have ended and ${counted(world.min, "node")} ${world.min === 1 ? "has" : "have"} joined.` });
   } else if (off.length) {
-    found.push({ tone: "bad", text: `${on.length ? `${capital(named(on))} ${verb(on, "waits", "wait")}` : "All members wait"} for ${named(off)}: ${on.length} of ${voters.length} members answer, which is no quorum. The wait ends when the leases of the silent nodes have ended, or at once if you exclude them.` });
+    found.push({ tone: "bad", text: `${capital(named(on))} ${verb(on, "waits", "wait")} for ${named(off)}: ${on.length} of ${voters.length} members answer, which is no quorum. The wait ends when the leases of the silent nodes have ended, or at once if you exclude them.` });
   }
   const fetching = seatsOf((one) => one.word === "fetches the state");
   if (fetching.length) found.push({ tone: "plain", text: `${capital(named(fetching))} ${verb(fetching, "fetches", "fetch")} the state from the members and ${verb(fetching, "enters", "enter")} at the end of a round. The members train on.` });

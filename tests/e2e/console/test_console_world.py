@@ -96,7 +96,7 @@ def test_a_world_that_forms_tells_whom_it_waits_for(desk: Desk, scene: Scene) ->
 def test_a_job_with_nodes_in_the_table_and_the_timeline(desk: Desk, work: WorldWork) -> None:
     page = desk.sign_in(f"/jobs?queue={work.scene.queue}")
     row = page.get_by_role("row").filter(has_text="llama-3b-diloco")
-    for text in ("9 of 300", "2.31", "3/4", "3 machines", "RTX 4090"):
+    for text in ("23 of 300", "2.31", "3/4", "3 machines", "RTX 4090"):
         expect(row).to_contain_text(text)
     page.goto(f"{work.scene.stack.url}/console#/jobs/{work.job}?tab=timeline")
     expect(page.get_by_text(re.compile(r"Attempt 2 of node \d began on vast-3001"))).to_be_visible()

@@ -118,9 +118,9 @@ def rich_world(scene: Scene) -> WorldWork:
         work.lease_shards(seat, 4)
     work.leave(seats[1])
     work.begin_epoch(seats[0], seats[2], lost={seats[1]: "left"})
-    for number, seat in enumerate((seats[0], seats[2])):
-        work.beat(seat, 2.31, 1.2 + 8.5 * number)
     work.lease_shards(seats[0], 4, finished=[[0, 31]])
     work.train(14, tokens={seats[0]: 18_400, seats[2]: 9_100}, round_s=48)
+    for number, seat in enumerate((seats[0], seats[2])):
+        work.beat(seat, 2.31, 1.2 + 8.5 * number)
     work.join(work.claim("vast-3001", 0.39), ready=False)
     return work
