@@ -13,8 +13,10 @@ from baton.contract.admin.webhooks import WebhookCreate
 from tests.e2e.console.chromium import launched
 from tests.e2e.console.desk import NARROW, WIDE, Desk
 from tests.e2e.console.rentals import Rentals
+from tests.e2e.console.ring_work import ring_work
 from tests.e2e.console.scenes import Scene
 from tests.e2e.console.trainings import Training
+from tests.e2e.console.world_work import rich_world
 from tests.kits.stack.stack import Stack
 
 PICTURES = Path(__file__).resolve().parents[3] / "console-pictures"
@@ -57,9 +59,41 @@ def main() -> int:
         page.get_by_role("button", name="New key").click()
         photograph(page, "dialog-key", page.get_by_role("dialog"))
         photograph_fleets(page, stack)
+        photograph_rings(page, stack)
+        photograph_world(page, stack)
         desk.close()
     sys.stdout.write(f"{PICTURES}\n")
     return 0
+
+
+def photograph_rings(page: Any, stack: Stack) -> None:
+    """Write the views of rings."""
+    rings = f"{stack.url}/console#/rings"
+    page.goto(rings)
+    photograph(page, "rings-none", page.get_by_text("No rings"))
+    with ring_work(stack, "brains", cap=60, samples_per_insert=(0.1, 4)) as work, ring_work(stack, "shapes") as other:
+        other.put("gen-0", 30)
+        work.put("epoch-1", 12)
+        page.goto(f"{rings}/brains")
+        for samples in (12, 20, 9, 15):
+            work.put("epoch-1", samples // 2, waited_s=0.4)
+            work.read("train-0", 2 * samples, waited_s=0.2)
+            page.get_by_text(f"{work.ring.newest().inserted} so far", exact=True).first.wait_for()
+        photograph(page, "ring", page.get_by_role("table", name="Writers"))
+        page.goto(rings)
+        photograph(page, "rings", page.get_by_role("table", name="Rings"))
+
+
+def photograph_world(page: Any, stack: Stack) -> None:
+    """Write the views of an elastic job."""
+    work = rich_world(Scene(stack, "elastic"))
+    page.goto(f"{stack.url}/console#/jobs?queue=elastic")
+    photograph(page, "jobs-nodes", page.get_by_text("3 machines"))
+    page.goto(f"{stack.url}/console#/jobs/{work.job}?tab=world")
+    photograph(page, "world", page.get_by_role("table", name="Nodes"))
+    page.get_by_role("button", name="Exclude nodes").click()
+    page.get_by_role("checkbox").first.check()
+    photograph(page, "dialog-exclude", page.get_by_role("dialog"))
 
 
 def photograph_fleets(page: Any, stack: Stack) -> None:
