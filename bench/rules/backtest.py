@@ -44,8 +44,7 @@ def _history_of(rows: int) -> History:
         "step.time": np.abs(chance.normal(0.2, 0.01, rows)),
         "data.wait": np.abs(chance.normal(0.01, 0.005, rows)),
     }
-    nothing = np.zeros(0, np.int64)
-    columns = {name: Column(steps, values, nothing) for name, values in metrics.items()}
-    evaluated = steps[:: max(1, rows // 100)]
-    columns["eval.loss"] = Column(evaluated, metrics["loss"][evaluated] + 0.1, nothing)
-    return History(steps, steps.astype(float), columns, "bench", ())
+    columns = {name: Column(range(rows), values.tolist()) for name, values in metrics.items()}
+    evaluated = range(0, rows, max(1, rows // 100))
+    columns["eval.loss"] = Column(evaluated, (metrics["loss"][evaluated] + 0.1).tolist())
+    return History(range(rows), steps.astype(float).tolist(), columns, "bench", ())

@@ -139,7 +139,7 @@ function Form({ recipes, job, document: given, chosen }) {
 
   return html`<form class="page submit" ref=${element} onSubmit=${submit} novalidate>
     <div class="page-head"><div><h1>${job ? "Submit again" : "Submit a job"}</h1>
-      ${job && html`<p class="soft">Filled in from <a href=${hrefOf(`/jobs/${job.id}`)}>${titleOf(job)}</a>. Change what shall differ; the submission makes a new job.</p>`}</div></div>
+      ${job && html`<p class="soft">Filled in from <a href=${hrefOf(`/jobs/${job.id}`)}>${titleOf(job)}</a>. Change what should differ; the submission makes a new job.</p>`}</div></div>
     <div class="submit-columns">
       <div class="submit-fields">
         <section aria-label="What runs"><h2>What runs</h2>

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
+from baton.contract.fleets.fleet import FleetSpec
+from baton.contract.fleets.money import Budget
 from baton.contract.jobs.job import JobView
 from tests.e2e.console.desk import NARROW, WIDE, Desk
 from tests.e2e.console.scenes import Scene
@@ -58,7 +60,7 @@ def test_a_command_with_rules(desk: Desk, scene: Scene) -> None:
     page.get_by_role("combobox", name="Recipe", exact=True).select_option("")
     box(page, "Command").fill("python train.py \\\n  --name 'two words' --empty \"\"")
     box(page, "Queue").fill(scene.queue)
-    box(page, "Outputs").fill("model.bin\nlog/")
+    box(page, "Outputs").fill("model.bin\nlog")
     box(page, "GPU memory in GiB").fill("24")
     box(page, "Time limit in hours").fill("1.5")
     rules = box(page, "Rules")
@@ -68,7 +70,7 @@ def test_a_command_with_rules(desk: Desk, scene: Scene) -> None:
     expect(page.get_by_text("Line 4: ")).to_have_count(0)
     job = submitted(page, scene)
     assert job.command == ["python", "train.py", "--name", "two words", "--empty", ""]
-    assert (job.outputs, job.requirements.min_vram_gib, job.policy.max_runtime_s) == (["model.bin", "log/"], 24, 5400)
+    assert (job.outputs, job.requirements.min_vram_gib, job.policy.max_runtime_s) == (["model.bin", "log"], 24, 5400)
     newest = scene.stack.client.rules(job.id).newest
     assert newest is not None and newest.text == RULES
 
@@ -104,6 +106,19 @@ def test_the_cost_and_its_basis_or_why_there_is_none(desk: Desk, scene: Scene) -
     box(page, "GPUs").fill("2")
     box(page, "GPUs").blur()
     expect(page.get_by_text("The job needs 2 GPUs")).to_be_visible()
+
+
+def test_the_cost_at_a_fleet_is_that_of_the_job_alone(desk: Desk, scene: Scene) -> None:
+    client, money = scene.stack.client, Budget(total_usd=20)
+    fleet = FleetSpec(name=scene.queue, providers=["loopback"], queues=[scene.queue], max_usd_per_hour=1, budget=money)
+    client.put_fleet(fleet)
+    page = desk.sign_in("/submit?recipe=digits@1")
+    box(page, "Queue").fill(scene.queue)
+    cost = page.get_by_role("region", name="Expected cost")
+    expect(cost).to_contain_text(re.compile(rf"\$[\d.]+ expected, .*at \$[\d.]+ an hour.*\(fleet {scene.queue}\)"))
+    box(page, "GPU memory in GiB").fill("48")
+    expect(cost).to_contain_text(f"No estimate: needs 48 GiB VRAM, fleet {scene.queue} guarantees 0")
+    client.stop_fleet(scene.queue)
 
 
 def test_the_cost_follows_from_earlier_jobs_of_own_workers(desk: Desk, scene: Scene) -> None:
