@@ -25,6 +25,8 @@ class TokenAnswer(AnswerModel):
 
     token: str
     expires_at: EpochSeconds
+    crc64nvme: str | None = None
+    """For a download: the checksum of the object, if the store has one."""
 
 
 class DownloadQuery(WireModel):

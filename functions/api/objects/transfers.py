@@ -67,10 +67,12 @@ def download_token(context: Context, call: ApiCall) -> TokenAnswer:
             ErrorCode.WRONG_SCOPE, f"{query.key} belongs to a ring; reading rings needs the scope submit.", field="key"
         )
     _require_own_object(context, call, query.bucket, query.key)
-    if context.objects.head(call.tenant, query.bucket, query.key) is None:
+    found = context.objects.head(call.tenant, query.bucket, query.key)
+    if found is None:
         raise Refusal(ErrorCode.OBJECT_NOT_FOUND, f"No object {query.key} in {query.bucket}.", field="key")
     _protect_zip(context, call, query)
-    return _grant_token(context, call, query, "download", context.settings.download_token_life_s)
+    granted = _grant_token(context, call, query, "download", context.settings.download_token_life_s)
+    return granted.model_copy(update={"crc64nvme": found.crc64nvme})
 
 
 def upload_token(context: Context, call: ApiCall) -> TokenAnswer:

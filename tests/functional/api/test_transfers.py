@@ -10,6 +10,7 @@ from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
 from baton.contract.objects.dataset_manifest import DATASET_MANIFEST
 from functions.api.objects.transfers import MAX_ANSWERED_BYTES
+from functions.storage.s3.crc64 import crc64nvme
 from tests.kits.api.harness import NO_JOB, TENANT, Answer, Api, quoted
 from tests.kits.files.declared_files import described
 
@@ -150,6 +151,15 @@ def test_an_upload_needs_the_token_for_that_object(api: Api, method: str, query:
         upload(api, method, "a", said, query).refused(ErrorCode.TOKEN_WRONG_KEY, "x-upload-token")
         upload(api, method, "b", said, query, key="rival_submit").refused(ErrorCode.TOKEN_WRONG_KEY, "x-upload-token")
         upload(api, method, "b", said, query, bucket=CHECKPOINTS).refused(ErrorCode.TOKEN_WRONG_KEY, "x-upload-token")
+
+
+def test_the_token_of_a_download_has_the_checksum_of_its_object(api: Api) -> None:
+    """A page in a browser compares its bytes with the checksum before it saves them."""
+    signed = api.context.objects.presign_put(TENANT, DATA, "a", expires_s=60, crc64nvme=crc64nvme(b"bytes"))
+    assert api.send("PUT", signed.url, signed.headers, b"bytes").status == 200
+    answer = api.get("/download/token", query={"bucket": DATA, "key": "a"}).ok()
+    assert answer["crc64nvme"] == crc64nvme(b"bytes")
+    assert api.get("/upload/token", query={"bucket": DATA, "key": "a"}).ok()["crc64nvme"] is None
 
 
 def test_a_bucket_that_is_none(api: Api) -> None:
