@@ -40,6 +40,7 @@ class BatonStack(Stack):
         events = Events(self, "Events", stage=stage, publisher=functions.by_name["publisher"], tables=tables.by_suffix)
         Nudges(self, "Nudges", controller=functions.by_name["fleet"], tables=tables.by_suffix)
         api = Api(self, "Api", stage=stage, functions=functions.by_name)
+        buckets.permit_reads_from(api.url)
         if stage.target == "lambda":
             # The URL of the API is valid on AWS only; the emulated cloud has a URL of its own.
             functions.by_name["sweeper"].add_environment("BATON_PROBE_URL", f"{api.url}{PROBED_PATH}")

@@ -14,6 +14,8 @@ from functions.storage.s3.object_headers import EXPIRING_TAG
 from functions.storage.tables import JOBS, TABLES, KeySchema
 
 ABANDONED_UPLOAD_DAYS = 7
+CORS_MAX_AGE_S = 3600
+"""Time for which a browser may keep the answer of a bucket about its permission."""
 _TYPES = {"S": dynamodb.AttributeType.STRING, "N": dynamodb.AttributeType.NUMBER}
 _PROJECTIONS = {"ALL": dynamodb.ProjectionType.ALL, "KEYS_ONLY": dynamodb.ProjectionType.KEYS_ONLY}
 
@@ -64,6 +66,14 @@ class Buckets(Construct):
         if not stage.has_own_store:
             self.by_name = {name: self._bucket(name, stage) for name in BUCKETS}
             self.physical_names = {name: bucket.bucket_name for name, bucket in self.by_name.items()}
+
+    def permit_reads_from(self, origin: str) -> None:
+        """Let pages of an origin GET objects by presigned URLs; a browser hides the answers from all other pages.
+
+        A download that the console verifies needs the permission; pictures and links need none.
+        """
+        for bucket in self.by_name.values():
+            bucket.add_cors_rule(allowed_methods=[s3.HttpMethods.GET], allowed_origins=[origin], max_age=CORS_MAX_AGE_S)
 
     def _bucket(self, name: str, stage: StageSettings) -> s3.Bucket:
         bucket = s3.Bucket(

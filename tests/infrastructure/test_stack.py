@@ -167,6 +167,14 @@ def test_buckets_are_private_encrypted_and_swept(template: Json) -> None:
         assert {"NumericLessThan": {"s3:TlsVersion": 1.2}} in denied
 
 
+def test_pages_of_the_console_alone_read_the_buckets(template: Json) -> None:
+    """A verified download is a GET without headers of its own, so the browser asks for no other permission."""
+    (api,) = of_type(template, "AWS::ApiGatewayV2::Api")
+    rule = {"AllowedMethods": ["GET"], "AllowedOrigins": [{"Fn::GetAtt": [api, "ApiEndpoint"]}], "MaxAge": 3600}
+    for bucket in of_type(template, "AWS::S3::Bucket").values():
+        assert bucket["Properties"]["CorsConfiguration"]["CorsRules"] == [rule]
+
+
 def test_waiting_jobs_are_spread_where_the_stage_says_so(template: Json) -> None:
     """The tag of the table records the number of partitions, since jobs stay in their partition."""
     spread = template_of(ready_shards="4")
