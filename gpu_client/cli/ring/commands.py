@@ -150,7 +150,7 @@ def verify(
         if newest is not None and found.damaged:
             session.output.note(f"repaired: {count(len(newest), 'sample')} readable in manifest {newest.number}")
         elif found.damaged:
-            session.output.note("Exclude the damaged objects with: baton ring verify --repair")
+            session.output.note("Exclude the damaged objects with: baton ring verify RING --repair")
     if found.damaged and not repair:
         raise typer.Exit(ExitCode.FAILED)
 

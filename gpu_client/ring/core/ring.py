@@ -123,12 +123,12 @@ class Ring:
                 return 0, None
             record = self.store.record(POINTER)  # Created by another process.
             if record is None:
-                raise ManifestMissing("the pointer is missing", "Repair the ring: baton ring verify --repair")
+                raise ManifestMissing("the pointer is missing", "Repair the ring: baton ring verify RING --repair")
         try:
             pointed_to = PointerRecord.from_bytes(record.data)
         except ValueError as error:
             raise ManifestMissing(
-                f"the pointer cannot be read ({error})", "Repair the ring: baton ring verify --repair"
+                f"the pointer cannot be read ({error})", "Repair the ring: baton ring verify RING --repair"
             ) from error
         number, at_ms = pointed_to.manifest, pointed_to.at_ms
         with self._lock:
@@ -158,13 +158,13 @@ class Ring:
         if data is None:
             raise ManifestMissing(
                 f"manifest {number} is missing",
-                "A newer manifest has replaced it, or it was lost: see baton ring verify --repair",
+                "A newer manifest has replaced it, or it was lost: see baton ring verify RING --repair",
             )
         try:
             found = RingManifest.from_bytes(data, number)
         except ValueError as error:
             raise ManifestMissing(
-                f"manifest {number} cannot be read ({error})", "Repair the ring: baton ring verify --repair"
+                f"manifest {number} cannot be read ({error})", "Repair the ring: baton ring verify RING --repair"
             ) from error
         self._remember(found)
         return found
@@ -308,7 +308,7 @@ class Ring:
                 self._schema = schema if there is None else decode_schema(there)
             except ValueError as error:
                 raise ObjectDamaged(
-                    f"{SCHEMA} is damaged: {error}", "Repair the ring: baton ring verify --repair"
+                    f"{SCHEMA} is damaged: {error}", "Repair the ring: baton ring verify RING --repair"
                 ) from error
         if schema != self._schema:
             raise SampleRefused(

@@ -192,7 +192,9 @@ class RingReader:
                 continue
             logger.warning("sample %s is damaged: reading %s instead", slot.id, other.id)
             return found, other
-        raise ManifestMissing(f"no sample of manifest {manifest.number} can be read", "See baton ring verify --repair")
+        raise ManifestMissing(
+            f"no sample of manifest {manifest.number} can be read", "See baton ring verify RING --repair"
+        )
 
     def provenance(self, slot: Slot) -> dict[str, Any]:
         """Return the origin of a sample: writer, generator, seed."""

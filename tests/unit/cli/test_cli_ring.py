@@ -89,13 +89,13 @@ def test_what_is_damaged_is_repaired(command: Command, tmp_path: Path) -> None:
     (place / "pointer").write_bytes(b"")
     code, _, err = command("status", place)
     assert code == 1
-    assert "baton ring verify --repair" in err
+    assert "baton ring verify RING --repair" in err
     code, out, err = command("verify", place)
     assert code == 1
     assert out.splitlines()[0].startswith("pointer: unreadable")
     assert err.splitlines() == [
         "3 objects read, 2 damaged",
-        "Exclude the damaged objects with: baton ring verify --repair",
+        "Exclude the damaged objects with: baton ring verify RING --repair",
     ]
     code, _, err = command("verify", place, "--repair")
     assert code == 0

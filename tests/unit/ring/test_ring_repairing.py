@@ -94,7 +94,7 @@ def test_a_pointer_to_a_lost_manifest_goes_back_to_the_last_good_one(rig: Rig, g
     lost = rig.ring.newest()
     key = manifest_key(lost.number)
     (rig.place / key).unlink() if gone else rig.alter(key)
-    with pytest.raises(ManifestMissing, match="baton ring verify --repair"):
+    with pytest.raises(ManifestMissing, match="baton ring verify RING --repair"):
         rig.ring.newest()
     found = inspect_ring(rig.ring)
     assert f"names manifest {lost.number}, which" in found.damaged[POINTER]

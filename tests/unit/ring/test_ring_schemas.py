@@ -58,7 +58,7 @@ def test_a_damaged_schema_is_told_and_set_anew_from_a_sample(damage: str, shapes
     scene.store._objects[SCHEMA] = DAMAGES[damage](good)
     scene.store._objects[scene.ring.newest().slots[-1].object.key] = b"rot"
     writer = newcomer(scene)
-    with pytest.raises(ObjectDamaged, match=r"schema\.json is damaged: .*Repair the ring: baton ring verify --repair"):
+    with pytest.raises(ObjectDamaged, match=r"schema\.json is damaged: .*: baton ring verify RING --repair"):
         writer.put(np.array([3]))
     assert (writer.put_samples, writer.refused) == (0, 0)
     assert SCHEMA in inspect_ring(scene.ring).damaged

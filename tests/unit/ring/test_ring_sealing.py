@@ -117,7 +117,7 @@ def test_nothing_goes_on_with_an_altered_manifest_until_it_is_mended(tmp_path: P
     path.write_bytes(altered)
     with pytest.raises(
         ManifestMissing,
-        match=r"cannot be read \(the document was altered\). Repair the ring: baton ring verify --repair",
+        match=r"cannot be read \(the document was altered\). Repair the ring: baton ring verify RING --repair",
     ):
         open_ring(str(place)).publish()
     assert set(inspect_ring(open_ring(str(place))).damaged) == {POINTER, path.relative_to(place).as_posix()}
