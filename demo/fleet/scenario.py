@@ -30,13 +30,13 @@ FOLDER = Path(__file__).parent.relative_to(ROOT)
 STEPS = 300
 KILL_AT = 150
 """Between two checkpoints, so that the next machine repeats steps."""
-RENT_S = 60.0
+RENT_S = 240.0
 """Deadline from the submission of the job until a machine holds it."""
-TRAIN_S = 180.0
+TRAIN_S = 600.0
 """Deadline of each part of the training."""
-TAKEOVER_S = 90.0
+TAKEOVER_S = 240.0
 """Deadline from the kill to the first step on the next machine."""
-RETURN_S = 60.0
+RETURN_S = 240.0
 """Deadline from the end of the job to the end of all machines."""
 METER_AGAIN_S = 180
 """Time by the fleets' clock between two looks at the provider's meter."""
