@@ -164,7 +164,7 @@ class JobSubmit(WireModel):
     rent: RentSpec | None = None
     """Machine of the job's own, which ends with the job; excludes `queue`."""
     nodes: NodesSpec | None = None
-    """Machines that train the job together; excludes `rent` and `rules`."""
+    """Machines that train the job together (docs/elastic.md)."""
 
     @model_validator(mode="after")
     def _one_way_to_run(self) -> Self:
