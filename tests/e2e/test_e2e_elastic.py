@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from itertools import pairwise
 
 import pytest
@@ -82,9 +83,10 @@ def test_machines_die_one_by_one_and_all_at_once_and_the_training_goes_on(shop: 
     assert newest in steps
     events = stack.events(job_id)
     joined = [event.data["joined"] for event in events if event.type == "world.joined"]
-    assert sorted(seat for seats in joined for seat in seats) == sorted([*range(NODES), *range(NODES)])
+    # A node that a loaded machine keeps from running is lost and joins once more.
+    assert min(Counter(seat for seats in joined for seat in seats)[seat] for seat in range(NODES)) >= 2
     lost = [one["seat"] for event in events if event.type == "world.lost" for one in event.data["lost"]]
-    assert lost[:1] == [next(one.seat for one in formed.members if one.machine_id == "machine-of-first-0")]
+    assert next(one.seat for one in formed.members if one.machine_id == "machine-of-first-0") in lost
     assert [one.id for one in stack.client.jobs(queue=shop.queue).jobs] == [job_id]
     until(lambda: not shop.trainers(), 30, what="the end of the other nodes")
 

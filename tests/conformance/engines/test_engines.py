@@ -14,6 +14,8 @@ from engines_kit import ROUND, TIMEOUT_S, weighted_sum
 from gpu_client.elastic.engines.engine import MAX_EXCHANGE_BYTES, Bucket, Engine, EpochGroup
 from gpu_client.elastic.errors import GroupAbortedError, NotFiniteError, PeerLostError
 
+SILENCE_S = 2.0
+"""Time limit in which all threads of a loaded machine give signs of life."""
 WEIGHTS = {1: [1.0], 2: [0.3, 0.7], 3: [0.5, 0.0, 0.5], 5: [0.1, 0.2, 0.3, 0.4, 0.0]}
 
 
@@ -72,7 +74,7 @@ def test_an_abort_ends_the_call_at_once(crews: CrewMaker) -> None:
     threading.Timer(0.2, crew.engines[0].abort).start()
     began = time.monotonic()
     assert isinstance(waiting[0].exception(TIMEOUT_S), GroupAbortedError)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < TIMEOUT_S / 2
     with pytest.raises(GroupAbortedError):
         crew.engines[0].exchange(b"", TIMEOUT_S)
 
@@ -81,10 +83,10 @@ def test_a_silent_member_is_named_after_the_time_limit(crews: CrewMaker) -> None
     crew = crews(3)
     crew.open()
     began = time.monotonic()
-    found = crew.together(lambda rank, engine: engine.exchange(b"", 1.0) if rank != 1 else None)
+    found = crew.together(lambda rank, engine: engine.exchange(b"", SILENCE_S) if rank != 1 else None)
     assert [error.nodes for error in (found[0], found[2])] == [(crew.peers[1].node,)] * 2
     assert {error.cause for error in (found[0], found[2])} == {"silent"}
-    assert 0.9 < time.monotonic() - began < 10
+    assert 0.9 * SILENCE_S < time.monotonic() - began < 30
 
 
 def test_a_member_that_does_not_reduce_is_named(crews: CrewMaker) -> None:
@@ -94,7 +96,7 @@ def test_a_member_that_does_not_reduce_is_named(crews: CrewMaker) -> None:
     def reduce(rank: int, engine: Engine) -> None:
         if rank != 1:
             buckets = [Bucket(index, torch.ones(3000), torch.empty(3000)) for index in range(3)]
-            engine.reduce(ROUND, buckets, [1 / 3] * 3, 1.0, lambda _: None)
+            engine.reduce(ROUND, buckets, [1 / 3] * 3, SILENCE_S, lambda _: None)
 
     found = crew.together(reduce)
     assert [(error.nodes, error.cause) for error in (found[0], found[2])] == [((crew.peers[1].node,), "silent")] * 2

@@ -121,8 +121,10 @@ def test_members_leave_one_after_the_other() -> None:
         crew.engines[0].close()
         soon(lambda meshes=meshes: meshes[1].links[0].left)
         crew.engines[1].close()
-        soon(lambda meshes=meshes: meshes[2].links[1].left or meshes[2].failure)
-        assert (meshes[2].links[0].left, meshes[2].failure) == (True, None)
+        # The goodbyes arrive on connections of their own.
+        last = meshes[2]
+        soon(lambda last=last: last.failure or (last.links[0].left and last.links[1].left))
+        assert last.failure is None
     crew.close()
 
 
@@ -182,7 +184,7 @@ def test_an_abort_ends_a_reduce_at_once() -> None:
     began = time.monotonic()
     crew.engines[0].abort()
     assert isinstance(reducing[0].exception(TIMEOUT_S), GroupAbortedError)
-    assert time.monotonic() - began < 2
+    assert time.monotonic() - began < TIMEOUT_S / 2
     crew.close()
 
 

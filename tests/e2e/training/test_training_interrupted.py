@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from training_runs import Run, flat, only_complete, run_ranks, same_bytes
+from training_runs import HANG_S, Run, flat, only_complete, run_ranks, same_bytes
 
 from gpu_client.training.checkpoint import checkpoint_directory
 
 pytestmark = pytest.mark.processes
 
-SETTINGS = {"steps": 120, "hidden": 16, "checkpoint_every": 7}
+LAST = 399
+SETTINGS = {"steps": LAST + 1, "hidden": 16, "checkpoint_every": 7}
 
 
 def test_the_example_learns_the_digits(tmp_path: Path, data: str) -> None:
@@ -29,7 +30,7 @@ def test_the_example_learns_the_digits(tmp_path: Path, data: str) -> None:
     clean = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}
     folders = {"BATON_DATA_DIR": data, "BATON_OUTPUT_DIR": str(output)}
     command = [sys.executable, "-m", "gpu_client.training.digits"]
-    subprocess.run(command, env=clean | folders, check=True, timeout=100)
+    subprocess.run(command, env=clean | folders, check=True, timeout=HANG_S)
     report = json.loads((output / "predictions.json").read_text())
     assert report["accuracy"] >= 0.97
     assert report["held_out"] == len(report["predictions"]) == 360
@@ -52,13 +53,13 @@ def test_killed_at_random_moments_it_ends_with_the_same_bits(tmp_path: Path, dat
         run.signal(signal.SIGKILL)
         run.finish(-signal.SIGKILL)
         reached = only_complete(killed)[-1]
-        assert goal <= reached < 119
+        assert goal <= reached < LAST
         assert not (killed / "model.safetensors").exists()
     Run("digits", killed, SETTINGS, BATON_DATA_DIR=data).finish()
     assert same_bytes(through, killed, "model.safetensors")
     assert same_bytes(through, killed, "predictions.json")
     # Optimizer, scheduler, position and torch's random state too. (Python's and numpy's are not used, nor seeded.)
-    one, other = through / "checkpoint-119", killed / "checkpoint-119"
+    one, other = (folder / f"checkpoint-{LAST}" for folder in (through, killed))
     assert same_bytes(one, other, "model.safetensors")
     assert same_bytes(one, other, "optimizer.safetensors")
     bundles = [torch.load(path / "state.pt", weights_only=True) for path in (one, other)]

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -18,6 +17,7 @@ import torch.distributed as dist
 from training_runs import forkserver, only_complete, run_ranks
 
 from baton import Session
+from tests.kits.network.ports import free_port
 from tests.unit.controller.controller_kit import Agent, command
 
 STEPS = 12
@@ -55,7 +55,7 @@ def train(rank: int, size: int, port: int, folder: str, how: dict[str, Any]) -> 
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     if size > 1:
-        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=30))
+        dist.init_process_group("gloo", rank=rank, world_size=size, timeout=timedelta(seconds=120))
     rules = Path(folder) / "rules.json"
     variables = {"RANK": str(rank), "WORLD_SIZE": str(size), "BATON_OUTPUT_DIR": f"{folder}/output"}
     resume = how.get("resume", False)
@@ -98,14 +98,12 @@ def run(folder: Path, size: int, **how: Any) -> list[dict[str, Any]]:
     """Run a training of `size` processes; return the record of each. Fails if a process does not reach its end."""
     folder.mkdir(exist_ok=True)
     (folder / "rules.json").write_text(json.dumps(how.get("document", RULES)))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     # Forked from a server that has imported torch: spawned processes take four seconds each to import torch.
     ranks = [forkserver.Process(target=train, args=(rank, size, port, str(folder), how)) for rank in range(size)]
     for rank in ranks:
         rank.start()
-    until = time.monotonic() + 90
+    until = time.monotonic() + 300
     for rank in ranks:
         rank.join(max(0.0, until - time.monotonic()))
     codes = [rank.exitcode for rank in ranks]

@@ -20,6 +20,8 @@ from tests.kits.network.ports import free_port
 from tests.kits.runner.fork_server import fork_context
 
 forkserver = fork_context("tests.e2e.training.preloaded")
+HANG_S = 600.0
+"""Time after which a process hangs, also on a loaded machine."""
 
 
 class Run:
@@ -56,13 +58,13 @@ class Run:
         """Send SIGKILL and wait; False if it had come to its end, and well, in the moment before."""
         with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGKILL)
-        self._process.join(100)
+        self._process.join(HANG_S)
         self.finish(0 if self._process.exitcode == 0 else -signal.SIGKILL)
         return self._process.exitcode != 0
 
     def finish(self, code: int = 0) -> str:
         """Wait for the end; returns what was printed."""
-        self._process.join(100)
+        self._process.join(HANG_S)
         printed = self.log.read_text()
         if self.running:
             self.signal(signal.SIGKILL)

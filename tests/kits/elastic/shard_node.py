@@ -1,7 +1,8 @@
-"""Train the shards of one data set as a node, and write a line for each batch."""
+"""Train the shards of one data set as a node, and write a line for each batch and checkpoint."""
 
 from __future__ import annotations
 
+import json
 import time
 from pathlib import Path
 
@@ -11,7 +12,10 @@ from baton import Session
 
 
 def main() -> None:
-    """Train `shards` shards of `batches` batches, each for `batch_s`, and write the batches to a file in `folder`."""
+    """Train `shards` shards of `batches` batches, each for `batch_s`, and write the batches to a file in `folder`.
+
+    The data that a checkpoint contains are a line of the file beside `folder`.
+    """
     with Session.start(output_dir="shards") as session:
         params = session.params
         torch.manual_seed(0)
@@ -33,6 +37,9 @@ def main() -> None:
                     outer.step()
                     session.report(outer.round, 0)
                     if outer.checkpoint_due:
+                        state = outer.state_dict()
+                        with Path(f"{params['folder']}.{outer.node}").open("a", encoding="utf-8") as saved:
+                            saved.write(json.dumps({"round": state["round"], **state["data"]}) + "\n")
                         session.checkpoint(outer.round, model=model, elastic=outer)
         outer.leave()
 
