@@ -191,6 +191,39 @@ def test_what_happens_to_a_job_waits_in_line_for_its_webhooks(deployment: Deploy
     assert first.problem.startswith("the host name cannot be resolved")
 
 
+def test_a_browser_signs_in_through_the_deployed_gateway(deployment: Deployment) -> None:
+    """Cookies pass the gateway in both directions, with their attributes; HEAD is a method of its own there."""
+    made = requests.post(f"{deployment.url}/sessions", json={"key": deployment.keys["admin"]}, timeout=60)
+    assert made.status_code == 201, made.text
+    cookie, *attributes = made.headers["set-cookie"].split("; ")
+    assert {"HttpOnly", "SameSite=Strict", "Path=/sessions"} <= set(attributes) and ", " not in cookie
+    # The emulated gateway has a path below its host, which the cookie's path leaves out: the test is the browser.
+    sent = {"cookie": f"other=1; {cookie}"}
+    answer = requests.post(f"{deployment.url}/sessions/token", headers=sent, timeout=60)
+    assert answer.status_code == 201, answer.text
+    token = {"x-api-key": answer.json()["token"]}
+    assert requests.get(f"{deployment.url}/jobs?limit=1", headers=token, timeout=60).status_code == 200
+    ended = requests.delete(f"{deployment.url}/sessions/current", headers=sent, timeout=60)
+    assert ended.status_code == 204 and ended.headers["set-cookie"].startswith("baton_session=; HttpOnly")
+    again = requests.post(f"{deployment.url}/sessions/token", headers=sent, timeout=60)
+    assert again.json()["error"]["code"] == "session_over"
+
+
+def test_the_deployed_console_answers_get_and_head_alike(deployment: Deployment) -> None:
+    varying = {"date", "apigw-requestid", "x-amzn-requestid", "x-amz-request-id", "content-length"}
+    for path, status in (("/", 307), ("/console", 200)):
+        get, head = (
+            requests.request(method, f"{deployment.url}{path}", allow_redirects=False, timeout=60)
+            for method in ("GET", "HEAD")
+        )
+        assert (get.status_code, head.status_code, head.content) == (status, status, b"")
+        kept = [
+            {name: value for name, value in one.headers.items() if name.lower() not in varying} for one in (get, head)
+        ]
+        assert kept[0] == kept[1]
+    assert "Baton" in requests.get(f"{deployment.url}/console", timeout=60).text
+
+
 def test_who_has_no_key_or_another_scope_is_turned_away(deployment: Deployment) -> None:
     assert requests.get(f"{deployment.url}/health", timeout=30).json()["status"] == "ok"
     assert requests.get(f"{deployment.url}/jobs", timeout=30).status_code == 401

@@ -29,6 +29,11 @@ class ConsoleFile:
     etag: str
 
 
+def show_root(context: Context, call: ApiCall) -> WithHeaders:
+    """Lead from the address of the control plane to the console."""
+    return WithHeaders(b"", {"location": "/console"})
+
+
 def show_page(context: Context, call: ApiCall) -> WithHeaders:
     """Answer with the page of the console."""
     policy = {"cache-control": "no-cache", "content-security-policy": describe_policy(context)}

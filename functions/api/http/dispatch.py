@@ -94,6 +94,8 @@ def dispatch(event: Event, context: Context, function: Function) -> dict[str, An
         response = _respond(route, route.call(context, call))
         if route.revalidates:
             response = _compress(_drop_known_body(response, call), call)
+        if route.method == "HEAD":
+            response = {**response, "body": "", "isBase64Encoded": False}
     except Refusal as refusal:
         response = refused(refusal)
     except StorageUnavailable:
@@ -141,7 +143,9 @@ def _read_headers(event: Event) -> dict[str, str]:
 
 def _read_cookies(event: Event) -> dict[str, str]:
     """Return the cookies by name; of a repeated name the first, which has the most specific path."""
-    pairs = [str(cookie).partition("=") for cookie in event.get("cookies") or []]
+    # API Gateway moves the cookies out of the header; emulated gateways leave them there.
+    cookies = event.get("cookies") or _read_headers(event).get("cookie", "").split("; ")
+    pairs = [str(cookie).partition("=") for cookie in cookies]
     return {name: value for name, _, value in reversed(pairs)}
 
 

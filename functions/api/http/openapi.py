@@ -217,7 +217,7 @@ class _Schemas:
 def _describe_operation(route: Route, schemas: _Schemas) -> dict[str, Any]:
     summary = (inspect.getdoc(route.call) or "").split("\n", maxsplit=1)[0]
     operation: dict[str, Any] = {
-        "operationId": f"{route.function}_{route.call.__name__}",
+        "operationId": f"{route.function}_{route.call.__name__}{'_head' if route.method == 'HEAD' else ''}",
         "summary": summary,
         "tags": [route.function],
         "parameters": [

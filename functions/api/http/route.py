@@ -30,7 +30,7 @@ NOBODY: frozenset[Scope] = frozenset()
 class Route:
     """Route of an API call. With several body models the required fields in the body select the model."""
 
-    method: Literal["GET", "POST", "PUT", "DELETE"]
+    method: Literal["GET", "HEAD", "POST", "PUT", "DELETE"]
     path: str
     """Path in API Gateway's notation: `{id}`, and `{key+}` for the rest of the path."""
     call: Callable[[Context, ApiCall], Any]
@@ -68,9 +68,10 @@ class Route:
         """Return True for reads that clients poll: the answers have an ETag, and a known ETag is answered with 304.
 
         The GETs of workers claim jobs, and those of `transfer` issue tokens, so their answers never repeat.
+        HEAD is as GET.
         """
         is_for_users = self.function != "worker" or Scope.SUBMIT in self.scopes
-        return self.method == "GET" and self.function != "transfer" and is_for_users
+        return self.method in ("GET", "HEAD") and self.function != "transfer" and is_for_users
 
 
 JOB = (E.JOB_NOT_FOUND,)

@@ -134,8 +134,6 @@ class _Gateway:
             if not await _read(request, body, limited=found is None or found[0].key != PUT_PART):
                 message = f"The body is larger than {BODY_LIMIT_BYTES} bytes."
                 return _refused(Refusal(ErrorCode.PAYLOAD_TOO_LARGE, message), request_id)
-            if found is None and (incoming.method, path) == ("GET", "/"):
-                return HttpResponse(307, [("location", "/console")], b"")
             if found is None:
                 return _refused(Refusal(ErrorCode.NOT_FOUND, f"No route {incoming.method} {path}."), request_id)
             route, parameters = found

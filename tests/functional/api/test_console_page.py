@@ -59,6 +59,21 @@ def test_a_file_is_served_plain_compressed_or_not_at_all_if_known(
         assert api.request("GET", target, headers={"if-none-match": sent}).status == 200
 
 
+def test_the_root_leads_to_the_console(api: Api) -> None:
+    answer = api.request("GET", "/")
+    assert (answer.status, answer.headers["location"], answer.body) == (307, "/console", b"")
+
+
+@pytest.mark.parametrize("target", ["/", "/console"])
+@pytest.mark.parametrize("sent", [{}, {"accept-encoding": "gzip"}, {"if-none-match": "known"}], ids=str)
+def test_head_answers_like_get_without_a_body(api: Api, target: str, sent: dict[str, str]) -> None:
+    """Monitors and link checkers ask so."""
+    if sent.get("if-none-match"):
+        sent = {"if-none-match": api.request("GET", "/console").headers["etag"]}
+    get, head = (api.request(method, target, headers=sent) for method in ("GET", "HEAD"))
+    assert (head.status, head.headers, head.body) == (get.status, get.headers, b"")
+
+
 def test_the_page_may_load_its_own_scripts_and_the_bytes_of_the_store_alone(api: Api) -> None:
     policy = dict(
         part.partition(" ")[::2]

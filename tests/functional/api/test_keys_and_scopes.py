@@ -75,8 +75,8 @@ def test_health_needs_no_key(api: Api) -> None:
 
 
 def test_the_routes_without_a_scope_are_health_the_console_and_what_reads_a_code_or_a_cookie() -> None:
-    cookie = ["POST /sessions", "POST /sessions/token", "DELETE /sessions/current"]
-    files = ["GET /console", "GET /console/{file}"]
+    cookie = ["POST /sessions", "POST /sessions/preview", "POST /sessions/token", "DELETE /sessions/current"]
+    files = ["GET /", "HEAD /", "GET /console", "HEAD /console", "GET /console/{file}"]
     assert [route.route_key for route in all_routes() if not route.scopes] == [*cookie, "GET /health", *files]
 
 

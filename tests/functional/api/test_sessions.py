@@ -9,6 +9,7 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.names import Scope
+from functions.api.http.dispatch import dispatch
 from functions.domain.access.sessions import LINK_LIFE_S, SESSION_LIFE_S, TOKEN_LIFE_S
 from tests.kits.api.harness import NOW, RIVAL, TENANT, Answer, Api
 
@@ -182,6 +183,12 @@ def test_a_token_without_a_valid_cookie_is_refused(api: Api) -> None:
             api.request("POST", "/sessions/token", headers=sent).refused(ErrorCode.SESSION_OVER, "baton_session")
     # A browser that holds two cookies of one name sends the cookie with the more specific path first.
     api.request("POST", "/sessions/token", headers={"cookie": f"a=b; {cookie}; baton_session=x"}).ok(201)
+
+
+def test_a_gateway_may_leave_the_cookies_in_their_header(api: Api) -> None:
+    cookie = sign_in(api)["cookie"]
+    event = {"routeKey": "POST /sessions/token", "headers": {"Cookie": f"other=1; {cookie}"}}
+    assert dispatch(event, api.context, "admin")["statusCode"] == 201
 
 
 FOREIGN = [

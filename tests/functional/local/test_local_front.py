@@ -224,11 +224,6 @@ def test_the_more_specific_route_wins(server: GatewayServer) -> None:
     assert known["memory"] > 0
 
 
-def test_the_root_leads_to_the_console(server: GatewayServer) -> None:
-    answer = call(server, "GET", "/")
-    assert (answer.status, answer.header("location"), answer.body) == (307, ["/console"], b"")
-
-
 def test_redirects_and_cookies_go_out(server: GatewayServer) -> None:
     answer = call(server, "GET", "/redirect")
     assert answer.status == 302
