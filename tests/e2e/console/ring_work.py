@@ -25,7 +25,8 @@ class RingWork:
         self.name = name
         access = ControlPlaneAccess(stack.url, stack.keys["admin"])
         self.ring = Ring.make(
-            ControlPlaneStore(name, access), RingSettings.model_validate({"cap": 40, "lease_s": 600, **settings})
+            ControlPlaneStore(name, access),
+            RingSettings.model_validate({"cap": 40, "lease_s": 600, "pack": 10, **settings}),
         )
         self.keeper = Maintainer(self.ring, "keeper")
         self._writers: dict[str, RingWriter] = {}
@@ -38,6 +39,7 @@ class RingWork:
         one = self._writers[writer]
         for seed in range(samples):
             one.put({"x": np.full(8, seed, np.uint8)}, seed=seed)
+        one.flush()
         one.waited_s += waited_s
         self.keeper.turn()
         one.renew()

@@ -53,6 +53,7 @@ def test_a_world_tells_its_nodes_rounds_data_and_who_waits(desk: Desk, work: Wor
     expect(members).to_contain_text(re.compile(r"Node \d \(it left\) is out: 2 nodes from round 10 on."))
     # A round that did not wait for a node.
     work.train(1, tokens={work.members[0]: 18_000, work.members[1]: 0})
+    desk.come_back(page)
     expect(waits).to_contain_text(f"Round 24 did not wait for node {work.members[1]}")
     page.emulate_media(reduced_motion="reduce")
     assert desk.complaints(page) == []
@@ -88,6 +89,7 @@ def test_a_world_that_forms_tells_whom_it_waits_for(desk: Desk, scene: Scene) ->
     first = work.claim("m-1")
     work.join(first)
     second = work.claim("m-2")
+    desk.come_back(page)
     sentence = f"Node {first} waits: 1 of 2 nodes has joined, and the training begins with 2. Node {second} starts."
     expect(page.get_by_text(sentence)).to_be_visible()
     expect(row_of(page, "m-1")).to_contain_text("readywaits for the others")
