@@ -171,6 +171,7 @@ def steer(api: Api) -> None:
     held.release().ok()
     for what in ("", "/events", "/attempts", "/checkpoints", "/logs", "/metrics", "/curves"):
         api.get(f"/job/{job}{what}").ok()
+    api.post(f"/job/{job}/rules/backtest", {"text": "rules: [{name: late, when: loss > 9, do: stop}]"}).ok()
     api.post(f"/job/{job}/stop").ok()
     api.post(f"/job/{job}/retry", {"from_step": 100}).ok()
     api.get("/jobs").ok()
@@ -181,6 +182,8 @@ def steer_training(api: Api) -> None:
     """Use rules and commands of a running job, up to the removal of the oldest command; then roll back."""
     rules = "rules: [{name: nan, when: not isfinite(loss), do: rollback}]"
     api.post("/rules/check", {"text": rules}).ok()
+    rent = {"budget_usd": 5, "providers": ["loopback"]}
+    api.post("/jobs/check", {"recipe": "digits@1", "rules": rules, "rent": rent}).ok()
     job = api.submit(queue="trained", rules=rules)["id"]
     held = api.claim(queue="trained")
     api.call("PUT", f"/job/{job}/rules", {"text": ""}).ok()

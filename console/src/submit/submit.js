@@ -14,6 +14,7 @@ import { ParameterField, Rows, TextField } from "./fields.js";
 import { documentOf, formOf } from "./form.js";
 
 const TYPING_MS = 400;
+const RETRY_MS = 5000;
 const MANY = 12;
 const PAGE = 1000;
 const ON_FORM = ["recipe", "command", "parameters", "name", "queue", "priority", "outputs", "requirements", "rent", "rules", "inputs", "environment", "tags", "policy"];
@@ -69,15 +70,17 @@ function useCheck(document, key, ready) {
   useEffect(() => {
     if (!ready) return undefined;
     let current = true;
-    const timer = setTimeout(async () => {
+    const check = async () => {
       try {
         const ok = await post("/jobs/check", document);
         if (current) set({ key, ok, faults: [] });
       } catch (error) {
         if (error.status === undefined) throw error;
-        if (current) set({ key, ok: null, faults: faultsIn(error) });
+        if (current && error.passing) timer = setTimeout(check, RETRY_MS);
+        else if (current) set({ key, ok: null, faults: faultsIn(error) });
       }
-    }, TYPING_MS);
+    };
+    let timer = setTimeout(check, TYPING_MS);
     return () => {
       current = false;
       clearTimeout(timer);
@@ -121,7 +124,7 @@ function Form({ recipes, job, document: given, chosen }) {
   const submit = async (event) => {
     event.preventDefault();
     setTried(true);
-    if (checked.key === key && checked.faults.length > 0) {
+    if (checked.key === key && checked.faults.length > 0 && !checked.passing) {
       setTimeout(() => element.current?.querySelector("[aria-invalid=true], .line-faulty input")?.focus());
       return;
     }
@@ -132,7 +135,7 @@ function Form({ recipes, job, document: given, chosen }) {
       go(`/jobs/${made.id}`);
     } catch (failure) {
       if (failure.status === undefined) throw failure;
-      setChecked({ key, ok: null, faults: faultsIn(failure) });
+      setChecked({ key, ok: null, faults: faultsIn(failure), passing: failure.passing });
       setBusy(false);
     }
   };

@@ -89,6 +89,23 @@ def test_a_job_once_more_with_changes(desk: Desk, scene: Scene) -> None:
     expect(page.get_by_role("heading", name="second")).to_be_visible()
 
 
+def test_a_submission_without_an_answer_is_repeated_as_the_same_job(desk: Desk, scene: Scene) -> None:
+    page = desk.sign_in(f"/submit?from={scene.submit('lost')}")
+    box(page, "Name").fill("once")
+    expect(page.get_by_role("region", name="Expected cost")).to_contain_text("No estimate")
+
+    def lose(route: Any) -> None:
+        route.fetch()
+        route.abort()
+
+    page.route("**/job", lose, times=1)
+    page.get_by_role("button", name="Submit", exact=True).click()
+    expect(page.get_by_text("The control plane does not answer.")).to_be_visible()
+    job = submitted(page, scene)
+    named = [one.id for one in scene.stack.client.jobs(queue=scene.queue).jobs if one.name == "once"]
+    assert named == [job.id]
+
+
 def test_the_cost_and_its_basis_or_why_there_is_none(desk: Desk, scene: Scene) -> None:
     page = desk.sign_in("/submit?recipe=digits@1")
     box(page, "Queue").fill(scene.queue)
