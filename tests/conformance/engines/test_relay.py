@@ -86,6 +86,17 @@ def test_only_pairs_without_a_way_by_tcp_use_the_relay(
         close(crew)
 
 
+def test_an_epoch_leaves_no_read_call_behind(relay_store: RelayStore) -> None:
+    """A list of calls has an end, and the calls of later epochs would not fit."""
+    crew = mixed_crew(relay_store, 2, [0, 1])
+    for _ in range(2):
+        crew.open()
+        assert crew.together(lambda rank, engine: engine.exchange(b"%d" % rank, TIMEOUT_S)) == [[b"0", b"1"]] * 2
+    calls = [name for name in relay_store.objects if name.endswith("/0")]
+    assert calls == []
+    close(crew)
+
+
 def test_an_outage_of_the_store_is_survived_or_named(relay_store: RelayStore) -> None:
     crew = mixed_crew(relay_store, 2, [0, 1])
     crew.open()

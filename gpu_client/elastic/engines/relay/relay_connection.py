@@ -186,11 +186,7 @@ class RelayConnection(Connection):
         def get() -> int:
             nonlocal data
             if not self._urls or time.monotonic() > self._urls_until:
-                source = RelayDownload(source=self.node, channel=self._channel, number=self._received_objects)
-                answer = self._call(RelayRequest(node=self._own_node, download=source))
-                self._urls, self._urls_until = answer.downloads, time.monotonic() + FRESH * answer.life_s
-            if not self._urls:
-                raise OSError("the control plane has signed no download")
+                self._sign_downloads()
             status, data = self._downloads.request("GET", self._urls[0], {}, b"", MAX_RELAY_OBJECT_BYTES + 1)
             if status == HTTPStatus.FORBIDDEN:
                 self._urls = []
@@ -201,11 +197,22 @@ class RelayConnection(Connection):
         if len(data) > MAX_RELAY_OBJECT_BYTES:
             raise FrameError(f"an object has more than {MAX_RELAY_OBJECT_BYTES} bytes")
         self._received_objects += 1
-        # The next request for URLs deletes the first object, which announces the channel.
-        self._urls = self._urls[1:] if self._received_objects > 1 else []
+        self._urls = self._urls[1:]
+        if self._received_objects == 1:
+            # The call deletes the first object, which announces the channel. A lane that only sends makes no later one.
+            self._repeat(self._sign_downloads, (HTTPStatus.OK,))
         self.heard_at = time.monotonic()
         self.received_bytes += len(data)
         return data
+
+    def _sign_downloads(self) -> int:
+        """Receive the URLs of the next objects; the call deletes the objects before."""
+        source = RelayDownload(source=self.node, channel=self._channel, number=self._received_objects)
+        answer = self._call(RelayRequest(node=self._own_node, download=source))
+        self._urls, self._urls_until = answer.downloads, time.monotonic() + FRESH * answer.life_s
+        if not self._urls:
+            raise OSError("the control plane has signed no download")
+        return HTTPStatus.OK
 
     def _repeat(self, request: Callable[[], int], good: tuple[int, ...]) -> int:
         """Return the status of a request, which is repeated for a while until its status is good. Raises OSError."""
