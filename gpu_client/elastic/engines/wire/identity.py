@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import os
 import ssl
+import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 
 from cryptography import x509
@@ -78,9 +81,24 @@ class NodeIdentity:
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.verify_mode = ssl.CERT_REQUIRED
-        # `ssl` reads keys from files only.
-        with tempfile.NamedTemporaryFile() as file:
-            file.write(self._pem)
-            file.flush()
-            context.load_cert_chain(file.name)
+        with _open_key(self._pem) as path:
+            context.load_cert_chain(path)
         return context
+
+
+@contextmanager
+def _open_key(pem: bytes) -> Iterator[str]:
+    """Yield the path of a file with the key, because `ssl` reads keys from files only.
+
+    On Linux the file is in memory: a disk may be full, and would keep the key of a process that is killed meanwhile.
+    """
+    if sys.platform == "linux":
+        with os.fdopen(os.memfd_create("baton-key"), "wb") as file:
+            file.write(pem)
+            file.flush()
+            yield f"/proc/self/fd/{file.fileno()}"
+    else:
+        with tempfile.NamedTemporaryFile() as file:
+            file.write(pem)
+            file.flush()
+            yield file.name

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 
@@ -186,6 +189,14 @@ def test_a_slow_greeting_ends(node: Node, caller: NodeIdentity, monkeypatch: pyt
         patch.setattr(listeners, "GREETING_S", 0.2)
         with socket.create_connection(("127.0.0.1", node.listener.port), 60) as raw:
             assert raw.recv(100) == b""
+    assert ask(node.peer, caller).payload == b"hello"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has files in memory")
+def test_a_key_is_on_no_disk_which_may_be_full(
+    node: Node, caller: NodeIdentity, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     assert ask(node.peer, caller).payload == b"hello"
 
 
