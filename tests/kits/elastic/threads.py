@@ -117,7 +117,7 @@ def outer_params(node: ThreadedNode) -> torch.Tensor:
     return torch.cat([one.reshape(-1) for one in node.outer.state_dict()["params"].values()])
 
 
-def run_together(*jobs: Callable[[], object], timeout_s: float = 30) -> None:
+def run_together(*jobs: Callable[[], object], timeout_s: float = 120) -> None:
     """Run the jobs in threads, and raise the first error of a job; the death of a killed node is no error."""
     errors: list[BaseException] = []
 

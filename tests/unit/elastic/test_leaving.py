@@ -135,7 +135,7 @@ def test_all_tokens_of_a_terminated_process_are_in_a_committed_round(tmp_path: P
         peer, leaver = processes.start_all([0, 1])
         until(lambda: all((one.output / endless_node.TRAINING).exists() for one in (peer, leaver)))
         leaver.kill(signal.SIGTERM)
-        assert leaver.wait(30) == 0, leaver.log
+        assert leaver.wait(120) == 0, leaver.log
         (first,) = until(lambda: processes.view().rounds)
         steps = int((leaver.output / endless_node.STEPS).read_text())
         assert first.contributors == 2
