@@ -49,7 +49,7 @@ SWEPT_SHARE = 1 - 90 / DUE_BUCKET_S
 """Share of the live leases that the index `due` returns to a sweep, for leases of 90 s."""
 SWEPT_READS = 0.5
 """Read units for each of these leases, read with eventual consistency."""
-ALARMS = 58
+ALARMS = 62
 """Approximate number of alarms: two for each function, table and index, and some more."""
 POLLS_AT_ONCE, POLL_LASTS_S = 5, 20
 """Assumption: concurrent polls of an empty queue by Lambda, and their duration in seconds."""
