@@ -84,7 +84,9 @@ class Plane:
 
     def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
         """Answer POST /job/{id}/checkpoints/{step}/urls."""
-        return BlobUrls(urls={digest: self._url(f"packs/{digest}") for digest in blake3}, expires_at=0)
+        urls = {digest: self._url(f"packs/{digest}") for digest in blake3}
+        ref = CheckpointRef(step=step, epoch=1, manifest_url="", total_bytes=0)
+        return BlobUrls(urls=urls, expires_at=0, checkpoint=ref)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
         """Accept a damage report; the sink damages nothing."""

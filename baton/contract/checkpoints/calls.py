@@ -39,7 +39,7 @@ class CommitAnswer(AnswerModel):
 
 
 class CheckpointRef(AnswerModel):
-    """A committed checkpoint in a claim: where its manifest can be fetched.
+    """A committed checkpoint: where its manifest can be fetched.
 
     Example: `{"step": 100, "epoch": 2, "manifest_url": "https://...", "manifest_blake3": "<64 hex>",
     "total_bytes": 4096}`
@@ -96,10 +96,13 @@ class BlobUrlsRequest(WireModel):
 
 
 class BlobUrls(AnswerModel):
-    """Example: `{"urls": {"<64 hex>": "https://..."}, "expires_at": 1790000900}`"""
+    """Example: `{"urls": {"<64 hex>": "https://..."}, "expires_at": 1790000900, "checkpoint": {"step": 100, "epoch": 2,
+    "manifest_url": "https://...", "total_bytes": 4096}}`"""
 
     urls: dict[str, str]
     expires_at: EpochSeconds
+    checkpoint: CheckpointRef
+    """The checkpoint and its manifest, for readers without a claim."""
 
 
 class DamagedRequest(WireModel):

@@ -12,6 +12,7 @@ from baton.contract.checkpoints.calls import (
     BlobUpload,
     BlobUrls,
     BlobUrlsRequest,
+    CheckpointRef,
     CommitAnswer,
     DamagedRequest,
 )
@@ -169,6 +170,23 @@ def _try_commit(context: Context, call: ApiCall, manifest: Manifest, *, alone: b
     return CommitAnswer(committed=True, step=manifest.step, epoch=manifest.epoch)
 
 
+def refer_to(context: Context, call: ApiCall, record: CheckpointRecord) -> CheckpointRef:
+    """Return a checkpoint with a URL of its manifest."""
+    return CheckpointRef(
+        step=record.step,
+        epoch=record.named_epoch,
+        manifest_url=context.objects.presign_get(
+            call.tenant,
+            CHECKPOINTS_BUCKET,
+            record.legacy_key or record.manifest_key,
+            expires_s=context.settings.url_life_s,
+        ),
+        manifest_blake3=record.manifest_blake3,
+        total_bytes=record.total_bytes,
+        legacy_key=record.legacy_key,
+    )
+
+
 def blob_urls(context: Context, call: ApiCall) -> BlobUrls:
     """Presign downloads of a committed checkpoint's packs; retention keeps the checkpoint until the URLs expire."""
     body: BlobUrlsRequest = call.body or BlobUrlsRequest()
@@ -189,7 +207,7 @@ def blob_urls(context: Context, call: ApiCall) -> BlobUrls:
         digest: context.objects.presign_get(call.tenant, CHECKPOINTS_BUCKET, pack_key(digest), expires_s=life_s)
         for digest in wanted
     }
-    return BlobUrls(urls=urls, expires_at=call.now + life_s)
+    return BlobUrls(urls=urls, expires_at=call.now + life_s, checkpoint=refer_to(context, call, record))
 
 
 def report_damaged(context: Context, call: ApiCall) -> StatusAnswer:

@@ -24,7 +24,7 @@ from baton.contract.worker.calls import (
     WorkItem,
 )
 from baton.contract.worker.control import ControlReport
-from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints
+from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints, refer_to
 from functions.api.checkpoints.retention_runner import RetentionRunner
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.jobs import legacy_api
@@ -405,22 +405,7 @@ def _build_work_item(
 
 def _list_resume_choices(context: Context, call: ApiCall, job: Job) -> list[CheckpointRef]:
     """List sound checkpoints with URLs, from the current checkpoint downwards."""
-    return [
-        CheckpointRef(
-            step=record.step,
-            epoch=record.named_epoch,
-            manifest_url=context.objects.presign_get(
-                call.tenant,
-                CHECKPOINTS_BUCKET,
-                record.legacy_key or record.manifest_key,
-                expires_s=context.settings.url_life_s,
-            ),
-            manifest_blake3=record.manifest_blake3,
-            total_bytes=record.total_bytes,
-            legacy_key=record.legacy_key,
-        )
-        for record in islice(find_sound_checkpoints(context, job), RESUME_CHOICES)
-    ]
+    return [refer_to(context, call, record) for record in islice(find_sound_checkpoints(context, job), RESUME_CHOICES)]
 
 
 def _build_original_work(context: Context, call: ApiCall, job: Job, lease: Lease | None) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from typing import Protocol
 from baton.contract.checkpoints.calls import MAX_MISSING_PER_ANSWER, BlobUrls, CheckpointRef
 from baton.contract.checkpoints.manifest import Manifest
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.calls import WorkItem
 from gpu_client.checkpoints.format.legacy_zip import BadZip, unpack
 from gpu_client.checkpoints.format.manifest_reader import (
     MAX_MANIFEST_BYTES,
@@ -72,6 +71,19 @@ class RestoreApi(Protocol):
         ...
 
 
+class RestoreClaim(Protocol):
+    """What a restore reads of a claim, implemented by WorkItem."""
+
+    @property
+    def id(self) -> str: ...
+    @property
+    def lease_token(self) -> str: ...
+    @property
+    def checkpoint_job(self) -> str: ...
+    @property
+    def resume(self) -> Sequence[CheckpointRef]: ...
+
+
 @dataclass(frozen=True)
 class Restored:
     """A restored checkpoint: `path` is its directory, `checkpoint-<step>`."""
@@ -93,7 +105,7 @@ class _Damaged(Exception):  # noqa: N818 - caught here and reported
 def restore(
     client: RestoreApi,
     transfer: Transfer,
-    item: WorkItem,
+    item: RestoreClaim,
     directory: Path,
     *,
     store: LocalChunkCache | None = None,
@@ -141,7 +153,7 @@ class _CheckpointRestore:
         self,
         client: RestoreApi,
         transfer: Transfer,
-        item: WorkItem,
+        item: RestoreClaim,
         ref: CheckpointRef,
         directory: Path,
         *,

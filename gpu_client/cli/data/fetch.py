@@ -7,17 +7,20 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, NamedTuple
 
 import typer
 
+from baton.contract.checkpoints.calls import BlobUrls, CheckpointRef
 from baton.contract.jobs.job import Artifact, JobState, JobView
 from baton.contract.objects.artifacts import StoredArtifact
+from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import count, size
-from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, JobIdArgument, find_job, session_of
+from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, CliSession, JobIdArgument, find_job, session_of
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.api.objects import Wanted
@@ -45,17 +48,28 @@ def fetch(
     so_far: Annotated[
         bool, typer.Option("--so-far", help="Fetch the files stored so far, also of a job that is not complete.")
     ] = False,
+    checkpoint: Annotated[
+        int | None,
+        typer.Option(
+            "--checkpoint", metavar="STEP", min=0, help="Fetch the checkpoint of this step into DIR/checkpoint-STEP."
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Replace existing files with different content.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download and verify the outputs of a complete job.
+    """Download and verify the outputs of a complete job, or one checkpoint.
 
     After an interruption, repeat the command: it fetches the remaining files. An existing file with different content
     is an error unless --force is given.
     """
     session = session_of(context)
+    if checkpoint is not None and so_far:
+        raise CliError("--checkpoint and --so-far exclude each other", "Give one of them.")
     with session.client() as client:
         job = find_job(client, job_id)
+        if checkpoint is not None:
+            _fetch_checkpoint(session, client, job, checkpoint, directory, force=force, as_json=as_json)
+            return
         if so_far:
             job = with_stored_outputs(client, job)
         else:
@@ -78,6 +92,62 @@ def fetch(
             f"{count(len(missing), 'file')} ({size(total_bytes)}) fetched into {directory}, "
             f"{count(len(have), 'file')} unchanged"
         )
+
+
+@dataclass(frozen=True)
+class _ChosenCheckpoint:
+    """A checkpoint that a user reads, in place of a claim."""
+
+    id: str
+    resume: Sequence[CheckpointRef]
+    lease_token: str = ""
+
+    @property
+    def checkpoint_job(self) -> str:
+        return self.id
+
+
+class _CheckpointReader:
+    """Calls of a restore with a user's key, which can report no damage."""
+
+    def __init__(self, client: BatonClient) -> None:
+        self._client = client
+
+    def blob_urls(self, job_id: str, step: int, blake3: Sequence[str], *, lease_token: str | None = None) -> BlobUrls:
+        """Return presigned URLs of packs."""
+        return self._client.blob_urls(job_id, step, blake3)
+
+    def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
+        """Tell the user of the damage."""
+        raise CliError(
+            f"the checkpoint of step {step} is damaged: {message}",
+            f"Choose another step: baton show {job_id[:SHOWN_ID_CHARACTERS]}",
+            exit_code=ExitCode.FAILED,
+        )
+
+
+def _fetch_checkpoint(
+    session: CliSession, client: BatonClient, job: JobView, step: int, directory: Path, *, force: bool, as_json: bool
+) -> None:
+    with lock_directory(directory):
+        place = directory / f"checkpoint-{step}"
+        if place.exists() and not force:
+            raise CliError(f"{place} exists", "Remove the directory, or give --force to replace it.")
+        ref = client.blob_urls(job.id, step, []).checkpoint
+        with session.output.bytes_bar("downloading", ref.total_bytes) as moved:
+            restored = restore(
+                _CheckpointReader(client),
+                client.transfer,
+                _ChosenCheckpoint(job.id, [ref]),
+                directory,
+                cancel=session.cancel,
+                progress=moved,
+            )
+        assert restored is not None, "a checkpoint is restored, or an error says why not"
+    if as_json:
+        session.output.json({"id": job.id, "directory": str(place), "step": step, "bytes": restored.total_bytes})
+    else:
+        session.output.line(f"checkpoint of step {step} ({size(restored.total_bytes)}) fetched into {place}")
 
 
 class FetchResult(NamedTuple):

@@ -13,6 +13,7 @@ from baton.contract.jobs.job import InputRef, JobSubmit
 from baton.contract.worker.calls import CompleteRequest, DeclaredArtifact
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import HeldJob, Scene
+from tests.e2e.console.trainings import Training
 from tests.kits.files.declared_files import described
 
 MODEL = random.Random(7).randbytes(300_001)
@@ -53,6 +54,18 @@ def test_outputs_and_inputs_are_saved_after_they_were_verified(desk: Desk, scene
     page.get_by_role("button", name="Download and verify out/model.bin").click()
     expect(page.get_by_role("alert")).to_contain_text("Nothing was saved.")
     assert downloads == []
+
+
+def test_a_checkpoint_is_downloaded_by_a_command(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("saved")
+    Training(scene.claim("m-1")).commit(10, 5000)
+    page = desk.sign_in(f"/jobs/{job_id}?tab=checkpoints")
+    page.get_by_role("button", name="Download step 10").click()
+    dialog = page.get_by_role("dialog", name="Download step 10")
+    expect(dialog.get_by_label("Command")).to_have_text(f"baton fetch {job_id} . --checkpoint 10")
+    assert desk.complaints(page) == []
+    dialog.get_by_role("button", name="Close").click()
+    expect(dialog).to_have_count(0)
 
 
 def test_a_store_that_refuses_the_page_and_a_file_too_large_for_memory_are_told(desk: Desk, scene: Scene) -> None:

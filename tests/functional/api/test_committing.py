@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from blake3 import blake3
 
+from baton.contract.checkpoints.manifest import parse_manifest
 from baton.contract.errors import ErrorCode
 from baton.contract.names import CHECKPOINTS_BUCKET
 from functions.domain.errors import StorageUnavailable
@@ -57,8 +58,11 @@ def test_nothing_is_committed_before_every_pack_is_stored(api: Api, held: Held) 
     assert view["current"] and view["metrics"] == {"loss": 0.5}
     assert api.job(held.id)["checkpoint_step"] == 100
     assert sorted(api.objects()) == sorted([pack(b"weights"), pack(b"moments"), view["manifest_key"]])
-    urls = api.post(f"/job/{held.id}/checkpoints/100/urls", key="submit").ok()["urls"]
-    assert {api.send("GET", url).text for url in urls.values()} == {"weights", "moments"}
+    read = api.post(f"/job/{held.id}/checkpoints/100/urls", key="submit").ok()
+    assert {api.send("GET", url).text for url in read["urls"].values()} == {"weights", "moments"}
+    manifest = parse_manifest(api.send("GET", read["checkpoint"]["manifest_url"]).text.encode())
+    assert (manifest.step, read["checkpoint"]["epoch"], read["checkpoint"]["total_bytes"]) == (100, 1, 21)
+    assert blake3(manifest.canonical_bytes()).hexdigest() == read["checkpoint"]["manifest_blake3"]
 
 
 def test_a_pack_that_is_stored_is_not_asked_for_again(api: Api, held: Held) -> None:

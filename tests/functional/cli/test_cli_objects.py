@@ -218,6 +218,27 @@ def test_fetch_overwrites_nothing_unasked(baton: Baton, labour: Labour, tmp_path
     assert files_below(mine) == {**OUTPUTS, "notes.txt": b"keep"}
 
 
+def test_a_checkpoint_is_fetched_as_files(baton: Baton, labour: Labour, stack: Stack, tmp_path: Path) -> None:
+    job_id = submit(baton, labour, tmp_path)
+    labour.claim()
+    labour.commit(10)
+    labour.commit(20)
+    said = baton("fetch", job_id[:12], tmp_path / "got", "--checkpoint", "10").ok()
+    assert said.out == f"checkpoint of step 10 (2 B) fetched into {tmp_path / 'got/checkpoint-10'}\n"
+    assert files_below(tmp_path / "got") == {"checkpoint-10/model.bin": b"10"}
+    baton("fetch", job_id, tmp_path / "got", "--checkpoint", "10").failed(2, "checkpoint-10 exists", "--force")
+    again = baton("fetch", job_id, tmp_path / "got", "--checkpoint", "10", "--force", "--json").ok().json
+    assert (again["step"], again["bytes"]) == (10, 2)
+    baton("fetch", job_id, tmp_path / "got", "--checkpoint", "11").failed(3, "no checkpoint at step 11")
+    baton("fetch", job_id, tmp_path / "got", "--checkpoint", "10", "--so-far").failed(2, "--checkpoint", "--so-far")
+    for key in stack.keys_below("packs/"):
+        if stack.read(key) == b"20":
+            stack.write(key, b"21")
+    baton("fetch", job_id, tmp_path / "got", "--checkpoint", "20").failed(1, "step 20 is damaged", "baton show")
+    assert files_below(tmp_path / "got") == {"checkpoint-10/model.bin": b"10"}, "no part of a damaged checkpoint"
+    assert stack.job(job_id).checkpoint_step == 20
+
+
 def test_fetch_bad_input(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     job_id = submit(baton, labour, tmp_path)
     baton("fetch", job_id, tmp_path / "got").failed(1, "is pending", f"baton watch {job_id[:8]}")

@@ -66,7 +66,8 @@ class FakeCloud:
         assert job_id == JOB_ID
         assert len(blake3) <= 1000
         urls = {digest: self.store.url + self.pack_path(digest) for digest in blake3 if digest not in self.withheld}
-        return BlobUrls(urls=urls, expires_at=1)
+        ref = CheckpointRef(step=step, epoch=1, manifest_url=self.store.url, total_bytes=0)
+        return BlobUrls(urls=urls, expires_at=1, checkpoint=ref)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
         self._called("report_damaged", lease_token)
