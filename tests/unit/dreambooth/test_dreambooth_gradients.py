@@ -240,9 +240,9 @@ def test_the_loss_of_a_fixed_batch_falls(
         text_encoder_lr=2e-2,
         lora_rank=8,
     )
-    optimization = Optimization(parts.lora, parts.config, 30, CPU)
+    optimization = Optimization(parts.lora, parts.config, 60, CPU)
     losses = []
-    for _ in range(30):
+    for _ in range(60):
         loss = parts.loss()
         losses.append(loss.item())
         optimization.backward(loss)
