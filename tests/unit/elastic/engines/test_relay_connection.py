@@ -84,6 +84,14 @@ def test_frames_arrive_in_order_and_read_objects_are_announced(store: Store) -> 
     assert 5 < store.now < 5 + 2 * relay_connection.LONGEST_POLL_S
 
 
+def test_the_object_that_announces_a_channel_is_deleted_although_no_other_follows(store: Store) -> None:
+    sender, receiver = connect(store), connect(store, PEER, OWN)
+    sender.send(Header(5), b"x")
+    sender.flush()
+    assert receiver.receive(100, 5).payload == b"x"
+    assert [one.download.number for one in store.requests if one.download is not None] == [0, 1]
+
+
 def test_objects_grow_on_a_fast_line_and_shrink_on_a_slow_line(store: Store) -> None:
     sender = connect(store)
     sender.send(Header(5), bytes(6 * LARGEST_BYTES))
