@@ -39,7 +39,8 @@ def plan_parts(
     for bucket in differing:
         begin = rounds[bucket] + 1
         missed = range(begin + (bucket + 1 - begin) % fragments, target.round + 1, fragments)
-        if missed and set(missed) <= set(target.averages):
+        # After a long training, a new node misses more rounds than a set can hold.
+        if 0 < len(missed) <= len(target.averages) and set(missed) <= set(target.averages):
             replays.append(PartRequest("average", missed[0], bucket))
         else:
             states.append(PartRequest("state", target.round, bucket))

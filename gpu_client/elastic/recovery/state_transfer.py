@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass, field
-from typing import Literal, Protocol, Self
+from typing import Any, Literal, Protocol, Self
 
 import torch
 
 from baton.contract.elastic.data import DataProgress
 from gpu_client.elastic.engines.engine import Peer
 from gpu_client.elastic.errors import ElasticError
+
+MAX_ROUND = 10**9
 
 
 class PartUnavailableError(ElasticError):
@@ -66,18 +68,33 @@ class StateDescription:
         try:
             fields = json.loads(text)
             return cls(
-                round=int(fields["round"]),
+                round=_read_number(fields["round"]),
                 hashes=tuple(int(one) for one in fields["hashes"]),
-                averages=tuple(int(one) for one in fields["averages"]),
+                averages=tuple(_read_number(one) for one in fields["averages"]),
                 inclusions=tuple(
-                    (int(number), tuple(Inclusion(tuple(map(str, one["nodes"])), int(one["buckets"])) for one in parts))
+                    (_read_number(number), tuple(_read_inclusion(one) for one in parts))
                     for number, parts in fields["inclusions"]
                 ),
-                forgotten=int(fields["forgotten"]),
+                forgotten=_read_number(fields["forgotten"]),
                 data=DataProgress.model_validate(fields["data"]),
             )
-        except (KeyError, TypeError, AttributeError) as error:
+        except (KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
             raise ValueError(f"no description of an outer state: {error!r}") from error
+
+
+def _read_number(value: Any) -> int:
+    """Return the number of a round. Raises ValueError for numbers that no round has."""
+    number = int(value)
+    if not 0 <= number <= MAX_ROUND:
+        raise ValueError("the number of a round is out of bounds")
+    return number
+
+
+def _read_inclusion(fields: Any) -> Inclusion:
+    buckets = int(fields["buckets"])
+    if buckets < 0:
+        raise ValueError("a bitmap of buckets is negative")
+    return Inclusion(tuple(map(str, fields["nodes"])), buckets)
 
 
 class StateSource(Protocol):

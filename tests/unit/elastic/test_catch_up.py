@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import math
+import tracemalloc
 from dataclasses import replace
 
 import pytest
@@ -42,6 +45,42 @@ def test_a_bucket_misses_the_averages_of_its_own_fragment() -> None:
         (A, PartRequest("average", 9, 2)),
         (A, PartRequest("state", 9, 3)),
     ]
+
+
+def test_a_joiner_of_a_long_training_lists_no_million_missed_rounds() -> None:
+    target = StateDescription(10**6, (1, 2, 3, 4), averages=(10**6 - 1, 10**6))
+    tracemalloc.start()
+    try:
+        parts = plan_parts(target, [A], [0, 1, 2, 3], rounds=[0] * 4, limit=9)
+        assert tracemalloc.get_traced_memory()[1] < 100_000
+    finally:
+        tracemalloc.stop()
+    assert parts == [(A, PartRequest("state", 10**6, bucket)) for bucket in range(4)]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"round": 10**30},
+        {"round": -1},
+        {"round": math.inf},
+        {"hashes": [math.inf]},
+        {"averages": [math.nan]},
+        {"forgotten": 10**30},
+        {"inclusions": [[1, [{"nodes": ["a"], "buckets": -1}]]]},
+    ],
+    ids=str,
+)
+def test_a_description_with_impossible_numbers_is_refused(change: dict[str, object]) -> None:
+    """The peer loses its connection, and the reader goes on."""
+    fields = json.loads(TARGET.encode())
+    with pytest.raises(ValueError):
+        StateDescription.decode(json.dumps({**fields, **change}).encode())
+
+
+def test_a_description_of_endless_depth_is_refused() -> None:
+    with pytest.raises(ValueError):
+        StateDescription.decode(b"[" * 1_000_000)
 
 
 def test_descriptions_survive_their_encoding_and_other_texts_are_refused() -> None:
