@@ -516,7 +516,14 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.cli.jobs.submit",
     },
     "gpu_client.cli.ring": {"baton.contract", "gpu_client.transport", "gpu_client.ring", "gpu_client.cli.core"},
-    "gpu_client.cli.data": {"baton.contract", "gpu_client.transport", "gpu_client.datasets", "gpu_client.cli.core"},
+    # `baton fetch --checkpoint` restores a checkpoint as the agent does.
+    "gpu_client.cli.data": {
+        "baton.contract",
+        "gpu_client.transport",
+        "gpu_client.datasets",
+        "gpu_client.checkpoints.restore",
+        "gpu_client.cli.core",
+    },
     "gpu_client.cli.jobs": {
         "baton.contract",
         "gpu_client.transport",

@@ -17,7 +17,6 @@ import typer
 from baton.contract.checkpoints.calls import BlobUrls, CheckpointRef
 from baton.contract.jobs.job import Artifact, JobState, JobView
 from baton.contract.objects.artifacts import StoredArtifact
-from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.cli.core.errors import CliError, ExitCode
 from gpu_client.cli.core.formats import count, size
 from gpu_client.cli.core.session import SHOWN_ID_CHARACTERS, AsJson, CliSession, JobIdArgument, find_job, session_of
@@ -129,6 +128,9 @@ class _CheckpointReader:
 def _fetch_checkpoint(
     session: CliSession, client: BatonClient, job: JobView, step: int, directory: Path, *, force: bool, as_json: bool
 ) -> None:
+    # Numpy and the codecs take some 100 ms to load, which no other command needs.
+    from gpu_client.checkpoints.restore.checkpoint_restore import restore
+
     with lock_directory(directory):
         place = directory / f"checkpoint-{step}"
         if place.exists() and not force:
