@@ -181,22 +181,30 @@ def test_gradient_checkpointing_saves_memory_and_changes_nothing(
         torch.testing.assert_close(saving[name], tensor, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("precision", ["fp16", "bf16"])
-@pytest.mark.parametrize("model", ["tiny_sd", "tiny_sdxl"])
-def test_mixed_precision_trains_float32_weights_near_those_of_full_precision(
-    precision: str, model: str, run: Run, request: pytest.FixtureRequest
-) -> None:
-    base = str(request.getfixturevalue(model))
+@pytest.fixture(scope="module", params=["tiny_sd", "tiny_sdxl"])
+def full(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """Options of a training, and its weights after full precision."""
     options = {
-        "pretrained_model_name_or_path": base,
+        "pretrained_model_name_or_path": str(request.getfixturevalue(request.param)),
         "learning_rate": 1e-4,
         "text_encoder_lr": 1e-4,
         "max_train_steps": 2,
     }
-    full = weights_of(run("full", **options))
+    place = tmp_path_factory.mktemp("full")
+    save_crops(place / "data" / "instance", "cat", 5)
+    return options, weights_of(train_in(place / "out", place / "data", {**short_training(Path()), **options}))
+
+
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_mixed_precision_trains_float32_weights_near_those_of_full_precision(
+    precision: str, run: Run, full: tuple[dict[str, Any], dict[str, torch.Tensor]]
+) -> None:
+    options, expected = full
     mixed = weights_of(run(precision, mixed_precision=precision, validation_prompt="sks cat", **options))
     assert {tensor.dtype for tensor in mixed.values()} == {torch.float32}
-    for name, tensor in full.items():
+    for name, tensor in expected.items():
         # The first values are random numbers of the lower precision.
         torch.testing.assert_close(mixed[name], tensor, rtol=2**-8, atol=1e-3)
     assert any(mixed[name].abs().max() > 0 for name in mixed if ".up." in name)
