@@ -14,19 +14,24 @@ from pathlib import Path
 
 import pytest
 
+from tests.kits.runner.order import TESTS
+
 
 def rewrite_share(config: pytest.Config) -> None:
     """Rewrite a worker's share of the test files, without execution of a file."""
     worker = getattr(config, "workerinput", None)
     if worker is None or sys.dont_write_bytecode:
         return
-    folders = (Path(argument) for argument in config.args if Path(argument).is_dir())
+    # Not the repository, whose environments have test files of others.
+    arguments = (Path(argument).resolve() for argument in config.args)
+    folders = (path for path in arguments if path.is_dir() and path.is_relative_to(TESTS))
     paths = sorted(path for folder in folders for path in folder.rglob("test_*.py"))
     for path in paths[int(worker["workerid"].removeprefix("gw")) :: worker["workercount"]]:
         spec = spec_from_file_location(f"rewritten.{path.stem}", path, loader=config.pluginmanager.rewrite_hook)
         assert spec is not None and spec.loader is not None
         module = module_from_spec(spec)
-        # Without `__import__`, the execution ends at `from __future__ import annotations`.
+        # Without `__import__`, the execution ends at `from __future__ import annotations`. The collection reports a
+        # file that is no Python.
         vars(module)["__builtins__"] = {}
-        with suppress(ImportError):
+        with suppress(ImportError, SyntaxError):
             spec.loader.exec_module(module)
