@@ -217,7 +217,7 @@ def _fix_stray(store: FleetStore, driver: Driver, now: int, seen: Sighting) -> F
     """Return the call that ends a stray, after a record by which the tick counts the cost until its absence."""
 
     def end() -> bool:
-        orphan = store.orphans().get(seen.handle) or OrphanMachine(
+        orphan = store.orphans().get((driver.name, seen.handle)) or OrphanMachine(
             provider=driver.name, handle=seen.handle, token=seen.token, first_seen_at=now, last_seen_at=now
         )
         _, machine = adopt(store, store.fleets(), orphan, seen, now)

@@ -116,8 +116,8 @@ class FleetStore(Protocol):
     def put_reputation(self, fence: int, reputation: Reputation) -> None:
         """Store a history in place of an earlier one of the same kind. Raises FenceLost."""
 
-    def orphans(self) -> Mapping[str, OrphanMachine]:
-        """Return machines that no record explains, by handle."""
+    def orphans(self) -> Mapping[tuple[str, str], OrphanMachine]:
+        """Return machines that no record explains, by provider and handle."""
 
     def put_orphan(self, fence: int, orphan: OrphanMachine) -> None:
         """Store an orphan in place of an earlier sighting. Raises FenceLost."""

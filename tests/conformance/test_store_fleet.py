@@ -282,7 +282,10 @@ def test_quarantines_and_orphans_are_replaced(cloud: Cloud) -> None:
     orphan = OrphanMachine(provider="vast", handle="7", token="dep-x", first_seen_at=NOW, last_seen_at=NOW)
     for found in (orphan, orphan.model_copy(update={"last_seen_at": NOW + 1})):
         store.put_orphan(fence, found)
-        assert store.orphans() == {"7": found}
+        assert store.orphans() == {("vast", "7"): found}
+    other = orphan.model_copy(update={"provider": "ssh"})
+    store.put_orphan(fence, other)
+    assert store.orphans() == {("vast", "7"): found, ("ssh", "7"): other}, "handles of two providers may be equal"
 
 
 @pytest.mark.emulator

@@ -402,6 +402,7 @@ def ring(api: Api) -> None:
     key = ring_token(held.id, held.token)
     write = {"key": "inbox/w.1", "data": "", "version": "1123456789abcdef"}
     assert api.post("/rings/shapes/records", {"write": write, "read": ["inbox/w.1"]}, key=key).ok()["records"]
+    assert api.get("/rings/shapes/records", query={"keys": "ring.json"}).ok()["records"]
     urls = api.post("/rings/shapes/urls", {"put": ["samples/w/1"], "get": ["samples/w/1"]}, key=key).ok()
     assert api.send("PUT", urls["put"][0]["url"], urls["put"][0]["headers"], b"x").status == 200
     assert api.send("GET", urls["get"][0]["url"]).status == 200
@@ -420,9 +421,11 @@ def administer(api: Api) -> None:
     assert api.call("DELETE", f"/keys/{quoted(second)}").status < 300
     api.get("/health").ok()
     # No request to a store, whether the console is built or not.
-    assert {api.request("GET", f"/console{file}").status for file in ("", "/a.js")} <= {200, 404}
+    pages = [(method, path) for method in ("GET", "HEAD") for path in ("/", "/console")]
+    assert {api.request(*page).status for page in [*pages, ("GET", "/console/a.js")]} <= {200, 307, 404}
     cookie = {"cookie": api.post("/sessions", {"key": api.keys["submit"]}).headers["set-cookie"].partition(";")[0]}
     code = api.post("/sessions/links").ok(201)["url"].partition("#code=")[2]
+    api.post("/sessions/preview", {"code": code}).ok()
     api.post("/sessions", {"code": code}).ok(201)
     api.get("/jobs", key=api.post("/sessions/token", headers=cookie).ok(201)["token"]).ok()
     api.call("DELETE", "/sessions/current", headers=cookie).ok(204)
@@ -502,7 +505,7 @@ def rent(recorder: Recorder, api: Api) -> None:
     tick(5)
     api.post("/fleets/nights/stop").ok()
     tick(5)
-    for path in ("/fleets", "/fleets/nights", "/fleets/nights/events"):
+    for path in ("/fleets", "/fleets/nights", "/fleets/nights/events", "/fleets/nights/history"):
         api.get(path).ok()
     assert len(api.get("/fleets/nights/machines").ok()["machines"]) >= 2
     assert api.get(f"/fleets/{own['queue']}").ok()["stopped"]
@@ -519,6 +522,7 @@ def account(recorder: Recorder, emulator: Emulator, api: Api, patch: pytest.Monk
     with market(api, patch, store) as vast:
         for provider in ACCOUNTS:
             api.call("PUT", f"/providers/{provider}", {"api_key": KEY})
+        assert api.call("DELETE", "/providers/vast").status == 204
         log_in(api)
         vast.accounts[KEY].min_interval_s = {"destroy": 1}
         api.get("/providers").ok()
@@ -531,7 +535,6 @@ def account(recorder: Recorder, emulator: Emulator, api: Api, patch: pytest.Monk
         api.call("PUT", "/registries/ghcr.io", {"username": "acme", "password": KEY}).ok()
         assert len(api.get("/registries").ok()["registries"]) == 1
         assert api.call("DELETE", "/registries/ghcr.io").status == 204
-        assert api.call("DELETE", "/providers/vast").status == 204
     recorder.within(lambda: "fleet", store.read)()
 
 

@@ -36,7 +36,7 @@ class MemoryFleetStore:
         """Fleets whose own records cannot be read."""
         self.damaged_machines: set[tuple[str, str]] = set()
         """Fleets of which the record of a machine cannot be read."""
-        self._orphans: dict[str, OrphanMachine] = {}
+        self._orphans: dict[tuple[str, str], OrphanMachine] = {}
 
     def deployment(self) -> str:
         return "dep10000"
@@ -195,10 +195,10 @@ class MemoryFleetStore:
             raise FenceLost
         self._reputations[reputation.kind] = reputation
 
-    def orphans(self) -> Mapping[str, OrphanMachine]:
+    def orphans(self) -> Mapping[tuple[str, str], OrphanMachine]:
         return dict(self._orphans)
 
     def put_orphan(self, fence: int, orphan: OrphanMachine) -> None:
         if fence != self._fence:
             raise FenceLost
-        self._orphans[orphan.handle] = orphan
+        self._orphans[orphan.provider, orphan.handle] = orphan

@@ -366,7 +366,7 @@ class Reconciliation:
         for inventory, seen in found:
             if (inventory.provider, seen.token) in explained:
                 continue  # The record of the first of two machines of one token has the second one as its duplicate.
-            before = known.get(seen.handle)
+            before = known.get((inventory.provider, seen.handle))
             orphan = OrphanMachine(
                 provider=inventory.provider,
                 handle=seen.handle,

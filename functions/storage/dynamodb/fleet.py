@@ -207,8 +207,8 @@ class DynamoFleetStore:
     def put_reputation(self, fence: int, reputation: Reputation) -> None:
         self._write([fleet_items.put_reputation(self._table, reputation)], fence=fence)
 
-    def orphans(self) -> Mapping[str, OrphanMachine]:
-        return {one.handle: one for one in self._range(OrphanMachine, table_keys.ORPHANS)}
+    def orphans(self) -> Mapping[tuple[str, str], OrphanMachine]:
+        return {(one.provider, one.handle): one for one in self._range(OrphanMachine, table_keys.ORPHANS)}
 
     def put_orphan(self, fence: int, orphan: OrphanMachine) -> None:
         self._write([fleet_items.put_orphan(self._table, orphan)], fence=fence)

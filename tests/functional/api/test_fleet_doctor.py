@@ -13,7 +13,7 @@ from baton.contract.fleets.fleet import MachineState
 from functions.domain.errors import WriteConflict
 from functions.fleet import doctor
 from functions.fleet.drivers.protocol import AccountReport, Leftover, ProviderRefused, ProviderUnavailable, RefusalKind
-from functions.fleet.records import STRAYS_NAME, STRAYS_TENANT, Sighting
+from functions.fleet.records import STRAYS_NAME, STRAYS_TENANT, OrphanMachine, Sighting
 from tests.functional.api.test_sweeper import Invocation
 from tests.kits.api.accounts import KEY, AccountProvider, log_in, market
 from tests.kits.api.fleets import DOCUMENT, OFFER, deploy_controller, make_machine, put_machine
@@ -78,6 +78,23 @@ def test_a_stray_is_destroyed_and_a_foreign_machine_is_not_touched(api: Api, vas
     ]
     assert (stray.ended_at is None, foreign.ended_at) == (False, None)
     assert list(findings(api)) == ["foreign_machines/vast"]
+
+
+def test_a_stray_is_recorded_at_its_provider_beside_a_machine_with_the_same_handle(
+    api: Api, vast: AccountProvider
+) -> None:
+    """Another provider's inventory would prove at once that the machine is gone."""
+    store = api.context.fleet
+    assert store is not None
+    lease = store.acquire("tick", NOW, 60)
+    assert lease is not None
+    other = OrphanMachine(provider="ssh", handle="h-2", token=token(api, "other"), first_seen_at=NOW, last_seen_at=NOW)
+    store.put_orphan(lease, other)
+    vast.machines.append(VirtualMachine("h-2", token(api, "lost"), 0.4, NOW, "host"))
+    body = {"findings": ["stray_machine/vast/h-2"]}
+    assert [one["fixed"] for one in api.post("/fleet-doctor/fix", body).ok()["outcomes"]] == [True]
+    (recorded,) = store.machines(STRAYS_TENANT, STRAYS_NAME)
+    assert (recorded.id, recorded.provider, recorded.billed) == (token(api, "lost"), "vast", True)
 
 
 def test_a_stray_that_the_doctor_ends_is_paid_by_the_deployment_and_has_a_receipt(

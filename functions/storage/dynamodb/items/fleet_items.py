@@ -137,7 +137,7 @@ def put_reputation(table: str, reputation: Reputation) -> Item:
 
 def put_orphan(table: str, orphan: OrphanMachine) -> Item:
     """Return the Put of an orphan in place of an earlier sighting."""
-    key = key_item(Key(table_keys.ORPHANS, orphan.handle))
+    key = key_item(Key(table_keys.ORPHANS, f"{orphan.provider}#{orphan.handle}"))
     return _put(table, _item(key, orphan, ttl=orphan.last_seen_at + ORPHAN_RETENTION_S))
 
 
