@@ -1,4 +1,5 @@
 /** Entry of the console: sign in by the link's code, then show the place of the address. */
+import "./core/locale.js"; // before uPlot
 import { render } from "preact";
 import { App } from "./app.js";
 import { html } from "./core/html.js";

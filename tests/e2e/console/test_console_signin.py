@@ -40,6 +40,14 @@ def test_a_link_signs_in_once_and_leaves_no_secret_in_the_page(desk: Desk, stack
     assert desk.complaints(again) == []
 
 
+def test_a_language_that_is_no_tag_leaves_no_page_blank(desk: Desk, stack: Stack) -> None:
+    """A browser has such a language on a machine with the locale C."""
+    odd = "Object.defineProperty(Navigator.prototype, 'language', {get: () => 'en-US@posix'})"
+    desk.context.add_init_script(odd)
+    page = desk.open()
+    expect(page.get_by_label("API key")).to_be_visible()
+
+
 def test_a_link_of_somebody_else_signs_in_after_consent_alone(desk: Desk, stack: Stack) -> None:
     """A link that is sent to a reader names tenant and key, and changes no session before the reader agrees."""
     key, whole = generate_key(
