@@ -17,8 +17,8 @@ _BY_PYDANTIC_TYPE = {
     "invalid_key": ErrorCode.INVALID_KEY,
     "json_invalid": ErrorCode.MALFORMED_JSON,
 }
-_OBJECT = "Input should be an object with fields"
-"""In place of pydantic's message, which names a class of this program."""
+_WORDS = {"model_type": "Input should be an object with fields", "extra_forbidden": "No such field exists here"}
+"""In place of pydantic's messages, which name a class of this program and know no fields."""
 MAX_FIELD_CHARS = 200
 """Limit of the reported field name: an unknown field's name may have any length."""
 
@@ -33,7 +33,7 @@ def convert_validation_error(error: ValidationError) -> Refusal:
     problems = [
         Fault(
             ".".join(str(part) for part in one["loc"])[:MAX_FIELD_CHARS],
-            _OBJECT if one["type"] == "model_type" else one["msg"].removeprefix("Value error, ").rstrip("."),
+            _WORDS.get(one["type"]) or one["msg"].removeprefix("Value error, ").rstrip("."),
             code.remedy,
         )
         for one, code in zip(found, codes, strict=True)

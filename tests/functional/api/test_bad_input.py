@@ -64,6 +64,7 @@ def test_an_unknown_field_in_the_body(api: Api, route: Route) -> None:
         api.call(call.method, call.target, {**call.body, "stpes": 1}).refused(ErrorCode.UNKNOWN_FIELD, "stpes")
         answer = api.call(call.method, call.target, {**call.body, "x" * 100_000: 1})
         assert answer.error["code"] == "unknown_field" and len(answer.error["field"]) == 200
+        assert "No such field exists here" in answer.error["message"]
         assert len(answer.text) < 1000
 
 
