@@ -70,7 +70,7 @@ def test_the_table_is_accessible(desk: Desk, jobs: dict[str, str]) -> None:
     row_of(page, jobs["pause-me"]).wait_for()
     assert desk.complaints(page) == []
     assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
-    assert page.evaluate("(nav => nav.scrollWidth <= nav.clientWidth)(document.querySelector('nav'))"), "all places show"
+    assert page.evaluate("(nav => nav.scrollWidth <= nav.clientWidth)(document.querySelector('nav'))")
 
 
 def test_progress_appears_without_a_reload(desk: Desk, scene: Scene) -> None:

@@ -17,9 +17,9 @@ from baton.contract.jobs.history import AttemptView, EventView
 from baton.contract.jobs.job import JobCounters, JobView, Progress, Reason
 from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.worker.control import EndedBy
+from baton.contract.worker.metric_history import join_attempts
 from baton.contract.worker.output import MetricPoint
 from gpu_client.cli.insight.charts import Curve, Frame, Mark, draw_chart, round_ticks, thin_points
-from baton.contract.worker.metric_history import join_attempts
 from gpu_client.cli.insight.report import ReportInput, render_report
 
 ID = "146683a1-cb76-4702-9fef-fcccd32594f1"
