@@ -1,4 +1,4 @@
-"""The call that tells how many machines a fleet had over time, from the events of the fleet."""
+"""The call that counts the machines of a fleet over time, from the events of the fleet."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _BEFORE = {
     State.TERMINATING: "idle",
     State.GONE: "ending",
 }
-"""What a machine most likely did before the first event that is read; `starting` before any other state."""
+"""Most likely group of a machine before its first event that is read; `starting` before any other state."""
 
 
 @dataclass(frozen=True)

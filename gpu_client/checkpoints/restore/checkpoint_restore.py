@@ -72,7 +72,7 @@ class RestoreApi(Protocol):
 
 
 class RestoreClaim(Protocol):
-    """What a restore reads of a claim, implemented by WorkItem."""
+    """Part of a claim that a restore reads; WorkItem implements the protocol."""
 
     @property
     def id(self) -> str: ...

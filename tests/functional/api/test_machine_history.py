@@ -1,4 +1,4 @@
-"""How many machines a fleet had over time, from the events of the fleet."""
+"""Count the machines of a fleet over time, from the events of the fleet."""
 
 from __future__ import annotations
 
