@@ -101,8 +101,8 @@ class BlobUrls(AnswerModel):
 
     urls: dict[str, str]
     expires_at: EpochSeconds
-    checkpoint: CheckpointRef
-    """The checkpoint and its manifest, for readers without a claim."""
+    checkpoint: CheckpointRef | None = None
+    """The checkpoint and its manifest, for readers without a claim; None from an older control plane."""
 
 
 class DamagedRequest(WireModel):

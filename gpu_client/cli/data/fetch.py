@@ -136,6 +136,8 @@ def _fetch_checkpoint(
         if place.exists() and not force:
             raise CliError(f"{place} exists", "Remove the directory, or give --force to replace it.")
         ref = client.blob_urls(job.id, step, []).checkpoint
+        if ref is None:
+            raise CliError("this control plane is older and names no manifest", "Update the control plane.")
         with session.output.bytes_bar("downloading", ref.total_bytes) as moved:
             restored = restore(
                 _CheckpointReader(client),

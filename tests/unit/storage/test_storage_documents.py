@@ -157,6 +157,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "waits": "",
         "exhausted": "",
         "breakers": {},
+        "forming": {},
     },
     "Machine": {
         "version": 0,
@@ -193,6 +194,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
         "waits": "",
         "exhausted": "",
         "breakers": {},
+        "forming": {},
         "reserved_usd": 0,
         "watch_until": 0,
     },
