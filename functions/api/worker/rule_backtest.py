@@ -7,7 +7,6 @@ import time
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.job import JobState
 from baton.contract.jobs.rule_backtest import BacktestRequest, BacktestView, history_of_points, view_verdict
-from baton.contract.worker.metric_history import join_attempts
 from functions.api.http.context import ApiCall, Context, require_job
 from functions.api.rules.rule_calls import require_sound_rules
 from functions.api.worker.logs import read_first_points
@@ -31,6 +30,7 @@ def backtest(context: Context, call: ApiCall) -> BacktestView:
     from baton.contract.rules.backtest.judging import Aim, Run, aim_of, judged
     from baton.contract.rules.document.loader import load
     from baton.contract.rules.metrics import name_in_rules
+    from baton.contract.worker.metric_history import join_attempts
 
     rules = load(text).rules
     if rules is None:

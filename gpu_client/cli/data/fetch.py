@@ -56,7 +56,7 @@ def fetch(
     force: Annotated[bool, typer.Option("--force", help="Replace existing files with different content.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Download and verify the outputs of a complete job, or one checkpoint.
+    """Download and verify the outputs of a job, or one checkpoint.
 
     After an interruption, repeat the command: it fetches the remaining files. An existing file with different content
     is an error unless --force is given.
