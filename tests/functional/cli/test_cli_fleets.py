@@ -39,6 +39,9 @@ def test_without_a_fleet_the_list_says_how_to_make_one(baton: Baton, monkeypatch
 
 
 def test_the_life_of_a_fleet(baton: Baton, document: Path) -> None:
+    # Jobs of other tests wait in the queue `default`, for which the fleet would rent.
+    text = (DOCUMENT % "nights") + "queues: [without-jobs]\n"
+    document.write_text(text)
     said = baton("fleet", "apply", document).ok().out
     assert said.startswith("Fleet nights is active: up to 1 machine of loopback, 0.50 USD/h at most; budget 20.00 USD")
     # Jobs of other tests rent by fleets of their own.
@@ -59,7 +62,7 @@ def test_the_life_of_a_fleet(baton: Baton, document: Path) -> None:
     (line,) = baton("fleet", "watch", "nights", "--json").ok().lines
     assert line["stopped"]
     assert baton("fleet", "stop", "nights", "--json").ok().json["stopped"]
-    document.write_text((DOCUMENT % "nights").replace("0.5", "0.6"))
+    document.write_text(text.replace("0.5", "0.6"))
     again = baton("fleet", "apply", document, "--json").ok().json
     assert (again["stopped"], again["spec"]["max_usd_per_hour"]) == (False, 0.6)
 

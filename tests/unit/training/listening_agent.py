@@ -21,6 +21,7 @@ class ListeningAgent:
         self._changed = threading.Condition()
         self._deaf = deaf
         self._ended = False
+        self._left = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._listener.bind(self.path)
         self._listener.listen()
@@ -36,6 +37,9 @@ class ListeningAgent:
         if self._deaf:
             trainer.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
         with self._changed:
+            if self._left:  # The test has ended meanwhile.
+                trainer.close()
+                return
             self._trainer = trainer
             self._changed.notify_all()
         if self._deaf:
@@ -92,6 +96,8 @@ class ListeningAgent:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        with self._changed:
+            self._left = True
         if self._trainer is not None:
             self._trainer.close()
         self._listener.close()
