@@ -1,1 +1,1 @@
-"""One training on several machines, of which one is killed, one freezes and one joins."""
+"""Demonstrate a training on several machines, of which one is killed, one freezes and one joins."""

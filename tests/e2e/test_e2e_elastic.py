@@ -1,4 +1,4 @@
-"""One training on several agents and the local stack: machines die one by one and all at once, and come back."""
+"""Train on several agents and the local stack: machines die one by one and all at once, and come back."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ ENDS: dict[str, tuple[FailureClass, int | None, int | None]] = {
 
 
 def test_every_kind_of_end_is_told_apart(shop: Workshop) -> None:
-    """One agent reports every kind of end with its own class, and then trains the job that follows."""
+    """An agent reports every kind of end with its own class, and then trains the next job."""
     stack = shop.stack
     once: dict[str, Any] = {"max_failures": 1, "max_node_faults": 1, "heartbeat_interval_s": 5}
     jobs = {kind: shop.submit("misbehave.py", arguments=(kind,), **once) for kind in ENDS}

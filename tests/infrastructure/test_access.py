@@ -476,7 +476,7 @@ def rent(recorder: Recorder, api: Api) -> None:
         read_world=partial(api.context.jobs.read, WorldRecord),
         read_progress=partial(with_newest_progress, api.context),
     )
-    # One node waits for another one that nobody sells at this price.
+    # The first node waits for a second machine, which no provider sells at this price.
     training = api.submit(nodes={"max": 2, "min": 2}, rent={**RENT, "max_usd_per_hour": 0.1})
     api.claim(queue=training["queue"])
     elastic = api.context.jobs.get(training["id"])

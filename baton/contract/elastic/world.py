@@ -114,7 +114,7 @@ class ExcludeRequest(WireModel):
 
 
 class RoundReport(WireModel):
-    """One committed round. Example: `{"round": 12, "epoch": 4, "contributors": 3, "tokens": 51200, "round_s": 61.2}`"""
+    """Committed round of a world. Example: `{"round": 12, "epoch": 4, "contributors": 3, "tokens": 51200, "round_s": 61.2}`"""
 
     round: Round
     epoch: WorldEpoch
@@ -156,7 +156,7 @@ class WorldReport(WireModel):
 
 
 class NodeView(AnswerModel):
-    """One node of a world. Example: `{"node": "3.1.9f86d081", "seat": 3, "member": true, ...}`"""
+    """Node of a world. Example: `{"node": "3.1.9f86d081", "seat": 3, "member": true, ...}`"""
 
     node: NodeId
     seat: int

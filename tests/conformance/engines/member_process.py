@@ -1,4 +1,4 @@
-"""One member of an epoch in a process of its own: reduces until a peer is lost."""
+"""Run a member of an epoch in a process of its own, which reduces until a peer is lost."""
 
 from __future__ import annotations
 

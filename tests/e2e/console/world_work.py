@@ -17,7 +17,7 @@ SHARDS = 96
 
 
 class WorldWork:
-    """One elastic job with its nodes by seat."""
+    """Elastic job with its nodes by seat."""
 
     def __init__(self, scene: Scene, name: str, *, least: int = 2, most: int = 4) -> None:
         self.scene = scene
