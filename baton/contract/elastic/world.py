@@ -114,7 +114,7 @@ class ExcludeRequest(WireModel):
 
 
 class RoundReport(WireModel):
-    """Committed round of a world. Example: `{"round": 12, "epoch": 4, "contributors": 3, "tokens": 51200, "round_s": 61.2}`"""
+    """Committed round. Example: `{"round": 12, "epoch": 4, "contributors": 3, "tokens": 51200, "round_s": 61.2}`"""
 
     round: Round
     epoch: WorldEpoch

@@ -142,9 +142,8 @@ def _show_new(session: CliSession, made: KeyCreated, as_json: bool) -> None:
         session.output.json(made)
         return
     until = f" until {_format_until(made.expires_at)}" if made.expires_at else ""
-    session.output.note(
-        f"Key {made.id} ({made.name}) has the scope{'' if len(made.scopes) == 1 else 's'} {', '.join(made.scopes)}{until}. It is shown only once:"
-    )
+    scopes = f"scope{'s' if len(made.scopes) > 1 else ''} {', '.join(made.scopes)}"
+    session.output.note(f"Key {made.id} ({made.name}) has the {scopes}{until}. It is shown only once:")
     session.output.raw(made.key)
 
 
