@@ -13,7 +13,7 @@ MAX_MISSING_PER_ANSWER = 1000
 
 
 class BlobUpload(AnswerModel):
-    """Where to PUT a missing pack; the headers must be sent exactly as given. 412 means it is already there.
+    """Target of the PUT of a missing pack; the headers must be sent exactly as given. 412 means it is already there.
 
     Example: `{"blake3": "<64 hex>", "url": "https://...", "headers": {"if-none-match": "*"}}`
     """

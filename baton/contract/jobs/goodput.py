@@ -13,7 +13,7 @@ Count = Annotated[int, Field(ge=0, le=10**15)]
 
 
 class Goodput(WireModel):
-    """Where the time of an attempt went so far, and its checkpoints' bytes.
+    """Time of an attempt so far by its use, and the bytes of its checkpoints.
 
     Example: `{"productive_s": 812.5, "repeated_s": 31.0, "stalled_s": 1.25, "transferring_s": 12.0, "idle_s": 9.5,
     "checkpoints_committed": 8, "raw_bytes": 1184000000, "reused_bytes": 396000000, "encoded_bytes": 610000000,

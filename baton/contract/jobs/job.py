@@ -42,7 +42,7 @@ from baton.contract.worker.control import EndedBy, RulesText
 
 
 class JobState(StrEnum):
-    """Where a job stands. `complete`, `failed` and `canceled` are terminal until a retry."""
+    """State of a job. `complete`, `failed` and `canceled` are terminal until a retry."""
 
     PENDING = "pending"
     RUNNING = "running"

@@ -103,7 +103,7 @@ class UploadBatch(WireModel):
 
 
 class UploadTarget(AnswerModel):
-    """Where to PUT one file, or one part of it; the headers must be sent exactly as given.
+    """Target of the PUT of one file, or of one part of a file; the headers must be sent exactly as given.
 
     Example: `{"key": "digits/3/0001.png", "url": "https://...", "headers": {"if-none-match": "*"}}`
     """

@@ -246,7 +246,7 @@ class ArtifactsRequest(WireModel):
 
 
 class PresignedPut(AnswerModel):
-    """Where to PUT one file, or one part of it; the headers must be sent exactly as given.
+    """Target of the PUT of one file, or of one part of a file; the headers must be sent exactly as given.
 
     412 means that the file is already there.
 
