@@ -38,6 +38,10 @@ class FleetClock:
         """Return a duration of the fleets in seconds of the server; at least 1."""
         return max(1, round(seconds / self._anchor.speed))
 
+    def server_price(self, usd_per_hour: float) -> float:
+        """Return a price per hour of the fleets as USD per hour of the server."""
+        return usd_per_hour * self._anchor.speed
+
 
 def anchor_at_speed(known: ClockAnchor | None, server_time: int, speed: int) -> ClockAnchor:
     """Return the anchor of a clock with this speed that goes on where the clock of `known` is at `server_time`.

@@ -339,6 +339,7 @@ class EnrollAnswer(AnswerModel):
     api_key: str
     queues: list[QueueName]
     usd_per_hour: float
+    """Price that the worker reports in its claims, for an hour of the server's clock, by which attempts last."""
     heartbeat_interval_s: int
     gpu_model: str | None = None
     """Hardware and image as rented, which the worker declares in its claims; None: as the worker finds them."""

@@ -322,3 +322,23 @@ def test_a_fast_clock_counts_in_the_fleets_time_and_answers_in_real_time() -> No
     assert key["expires_at"] == NOW + 24 * 60 + 3600
     assert beat(api, made["api_key"])["alone_s"] == 15
     assert api.get("/fleets/nights").ok()["at"] == NOW + 600
+
+
+def test_a_fast_clock_lets_the_worker_report_the_price_of_an_hour_of_the_server() -> None:
+    # Attempts last hours of the server: consoles, rules and `baton watch` multiply these by the price of the worker.
+    api = memory_api(
+        settings=ControlPlaneSettings(fleet_clock_speed=60, fleet_clock_server_s=NOW, fleet_clock_fleet_s=NOW)
+    )
+    assert api.context.fleet
+    token = f"{api.context.fleet.deployment()}-nights-000000000001"
+    api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+    put_machine(api, make_machine(token, MachineState.BOOTING))
+    key = api.issue(TENANT, Scope.ENROLL, expires_at=NOW + 1800, machine=f"nights/{token}")
+    price = enroll(api, key).ok()["usd_per_hour"]
+    job = api.submit()
+    api.claim(machine_id=token, price_usd_per_hour=str(price))
+    api.clock.advance(60)
+    (attempt,) = api.get(f"/job/{job['id']}/attempts").ok()["attempts"]
+    machines = api.get(f"/job/{job['id']}/machines").ok()
+    assert (machines["usd"], machines["attempts"][0]["machine"]["usd_per_hour"]) == (0.4, 0.4)
+    assert attempt["price_usd_per_hour"] * 60 / 3600 == pytest.approx(0.4)

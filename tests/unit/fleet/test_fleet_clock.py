@@ -19,6 +19,7 @@ def test_a_fast_clock_runs_from_its_anchor() -> None:
     assert clock.server_time(NOW + 3600) == NOW + 60
     assert clock.server_time(NOW + 61) == NOW + 2, "never before the fleets' time"
     assert (clock.server_seconds(900), clock.server_seconds(20)) == (15, 1)
+    assert clock.server_price(0.25) == 15
 
 
 def test_another_speed_goes_on_where_the_clock_is() -> None:
