@@ -27,6 +27,7 @@ def backtest(context: Context, call: ApiCall) -> BacktestView:
         raise Refusal(ErrorCode.NOT_FOR_ELASTIC, "A back-test has no rules of nodes.", field="text")
     text = require_sound_rules(body.text, "text") or "rules: []"
     # Imported here, so that a cold start does not load the rule language.
+    from baton.contract.rules.backtest.history import HistoryError
     from baton.contract.rules.backtest.judging import Aim, Run, aim_of, judged
     from baton.contract.rules.document.loader import load
     from baton.contract.rules.metrics import name_in_rules
@@ -41,7 +42,11 @@ def backtest(context: Context, call: ApiCall) -> BacktestView:
     kept = join_attempts(points, {one.epoch: one.resumed_step for one in attempts}).kept
     if not kept:
         return BacktestView(rows=0, points=0, gpus=gpus, failed=failed, rules=[])
-    history = history_of_points(kept, job.id)
+    try:
+        history = history_of_points(kept, job.id)
+    except HistoryError as error:
+        detail = f"The reports of job {job.id} cannot be replayed: {error.reason}."
+        raise Refusal(ErrorCode.PAYLOAD_TOO_LARGE, detail, field="id", remedy=error.remedy) from error
     retention = job.spec.policy.retention
     best = retention.keep_best_metric
     run = Run(

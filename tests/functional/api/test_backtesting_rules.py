@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
+from baton.contract.rules.backtest import history
 from functions.api.worker import logs, rule_backtest
 from tests.kits.api.harness import NOW, Api, Held
 
@@ -57,6 +58,15 @@ def test_a_job_without_reports_and_faulty_rules(api: Api) -> None:
     wrong = api.post(f"/job/{job}/rules/backtest", {"text": "rules: [{}]"})
     assert wrong.refused(ErrorCode.INVALID_RULES, "text")["problems"]
     api.post(f"/job/{job}/rules/backtest", {"text": RULES}, key="rival_submit").refused(ErrorCode.JOB_NOT_FOUND, "id")
+
+
+def test_a_run_with_too_many_metrics_is_refused_with_the_way_out(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = api.submit()["id"]
+    train(api.claim(), [2.0] * 3)
+    monkeypatch.setattr(history, "MAX_COLUMNS", 0)
+    answer = api.post(f"/job/{job}/rules/backtest", {"text": RULES})
+    assert (answer.status, answer.error["code"]) == (413, "payload_too_large")
+    assert "more than 0 metrics" in answer.error["message"]
 
 
 @pytest.mark.parametrize(
