@@ -178,9 +178,11 @@ class _CurveStore:
     def _summarize(self, found: Sequence[tuple[_Part, _Content]]) -> tuple[_Part, _Content]:
         summary = _Part(found[0][0].level + 1, found[0][0].first, found[-1][0].last)
         joined = join_curves(content.curves for _, content in found)
+        # A chunk whose points have no metrics has no steps.
+        seen = [content for _, content in found if content.curves]
         content = _Content(
-            min(content.first_step for _, content in found),
-            max(content.last_step for _, content in found),
+            min((content.first_step for content in seen), default=0),
+            max((content.last_step for content in seen), default=0),
             {key: thin_evenly(buckets, _SUMMARY_BUCKETS) for key, buckets in joined.items()},
             [(part, content.first_step, content.last_step) for part, content in found],
         )

@@ -133,6 +133,16 @@ def test_many_points_are_read_once_and_then_from_summaries(api: Api, held: Held)
         assert len(read(api, held.id)["curves"][0]["steps"]) > 700, "also at the usual width of 1,000"
 
 
+def test_a_chunk_without_metrics_moves_no_end_of_the_steps(api: Api, held: Held) -> None:
+    """A training that reports that it began sends a point without metrics, which may be in a chunk of its own."""
+    store(api, held, {100: {}}, per_chunk=1)
+    store(api, held, {step: {"loss": 1.0} for step in range(101, 118)}, per_chunk=1, first_point=1)
+    for _ in range(2):
+        found = read(api, held.id)
+        assert (found["first_step"], found["last_step"]) == (101, 117)
+    assert summaries(api, held.id) == ["1"]
+
+
 def test_a_range_of_steps_shows_the_points_themselves(api: Api, held: Held) -> None:
     sparse = {step: {"eval.loss": float(step)} for step in range(0, 15_000, 1000)}
     values = {step: {"loss": float(step), **sparse.get(step, {})} for step in range(15_000)}
