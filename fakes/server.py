@@ -8,6 +8,7 @@ a burst of 500 or 429, HTML or half a JSON document in place of the answer, and 
 from __future__ import annotations
 
 import json
+import select
 import socket
 import struct
 import threading
@@ -22,6 +23,9 @@ from fakes.meter import BillingMeter
 
 FaultKind = Literal["lost", "reset", "slow", "500", "429", "html", "truncated", "401"]
 AFTER_THE_EFFECT = ("lost", "slow", "html", "truncated")
+SLOWEST_S = 30.0
+"""Real seconds until a slow answer to a client without a time-out."""
+
 HTML = "<html><body><h1>502 Bad Gateway</h1></body></html>"
 
 
@@ -59,8 +63,6 @@ class InjectedFault:
     kind: FaultKind
     calls: str = ""
     count: int = 1
-    delay_s: float = 0.5
-    """Real seconds before a slow answer; a test gives its driver a shorter time-out."""
 
 
 class FakeProvider:
@@ -89,9 +91,9 @@ class FakeProvider:
         """Return the provider's answer to an invalid key."""
         return FakeAnswer(401, {"error": "auth_error"})
 
-    def inject(self, kind: FaultKind, calls: str = "", count: int = 1, delay_s: float = 0.5) -> None:
+    def inject(self, kind: FaultKind, calls: str = "", count: int = 1) -> None:
         """Let the next suitable calls meet a fault."""
-        self.faults.append(InjectedFault(kind, calls, count, delay_s))
+        self.faults.append(InjectedFault(kind, calls, count))
 
     @property
     def url(self) -> str:
@@ -158,7 +160,8 @@ class _Handler(BaseHTTPRequestHandler):
             self.close_connection = True
             return
         if fault is not None and fault.kind == "slow":
-            time.sleep(fault.delay_s)
+            # The client's end of the connection makes the socket readable, so a slow answer is late for any time-out.
+            select.select([self.connection], [], [], SLOWEST_S)
         self._send(answer, fault.kind if fault else None)
 
     def _send(self, answer: FakeAnswer, fault: FaultKind | None) -> None:

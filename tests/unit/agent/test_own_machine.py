@@ -79,10 +79,11 @@ def test_a_machine_destroys_its_own_instance_and_nothing_is_billed_any_more(fake
 @pytest.mark.parametrize("fault", ["429", "500", "reset", "slow", "lost"])
 def test_a_failed_destroy_is_repeated_at_the_permitted_pace(fake: FakeVast, clock: Clock, fault: Any) -> None:
     one = rented(fake, clock, "dep10000-nights-1")
-    fake.inject(fault, DESTROY, delay_s=0.15)
+    fake.inject(fault, DESTROY)
     fake.inject("429", DESTROY)
     # Once destroyed, the instance's key is refused as well.
-    assert give_back(environment(fake, one), pause=clock.sleep, timeout_s=0.1) or fault in ("slow", "lost")
+    given_back = give_back(environment(fake, one), pause=clock.sleep, timeout_s=1 if fault == "slow" else 5)
+    assert given_back or fault in ("slow", "lost")
     assert fake.meter.billing() == []
     assert set(clock.slept) == {PAUSE_S}
 

@@ -143,8 +143,8 @@ def test_nothing_is_created_without_the_price_of_the_moment(
 @pytest.mark.parametrize("fault", ["lost", "reset", "slow", "500", "html", "truncated"])
 def test_a_create_without_a_usable_answer_is_sent_once_and_ambiguous(runpod: RunpodDriven, fault: str) -> None:
     offer = offers(runpod)[f"{RTX}@US-KS-2"]
-    driver = RunpodDriver(runpod_account(runpod.fake), now=runpod.clock, timeout_s=0.1 if fault == "slow" else 5)
-    runpod.fake.inject(fault, "POST", delay_s=0.2)  # type: ignore[arg-type] - a row of the table
+    driver = RunpodDriver(runpod_account(runpod.fake), now=runpod.clock, timeout_s=1 if fault == "slow" else 5)
+    runpod.fake.inject(fault, "POST")  # type: ignore[arg-type] - a row of the table
     assert isinstance(driver.create(intent(offer)), Ambiguous)
     assert [one.method for one in runpod.fake.calls].count("POST") == 1
     effect = [] if fault in ("reset", "500") else [TOKEN]
@@ -230,8 +230,8 @@ def test_logs_are_read_from_a_stream_that_stays_open(runpod: RunpodDriven) -> No
     pod = runpod.pod(TOKEN)
     pod.log = ["step 1: loss 0.5", "step 2"]
     assert runpod.driver.logs(pod.id) == "step 1: loss 0.5\nstep 2"
-    runpod.fake.log_open_s = 0.5
-    impatient = RunpodDriver(runpod_account(runpod.fake), now=runpod.clock, timeout_s=0.1)
+    runpod.fake.log_open_s = 3
+    impatient = RunpodDriver(runpod_account(runpod.fake), now=runpod.clock, timeout_s=1)
     assert impatient.logs(pod.id) == "step 1: loss 0.5\nstep 2"
     runpod.fake.inject("500", "GET")
     with pytest.raises(ProviderUnavailable):

@@ -161,8 +161,8 @@ def test_a_bid_that_became_too_low_surfaces_the_contract_that_the_refusal_left(m
 @pytest.mark.parametrize("fault", ["lost", "slow", "html", "truncated"])
 def test_a_create_with_an_effect_and_without_a_readable_answer_is_ambiguous(market: Market, fault: Any) -> None:
     offer = market.driver.quote(spec())[0]
-    market.driver = VastDriver(vast_account(market.fake), now=market.clock, timeout_s=0.1)
-    market.fake.inject(fault, CREATE, delay_s=0.15)
+    market.driver = VastDriver(vast_account(market.fake), now=market.clock, timeout_s=1 if fault == "slow" else 5)
+    market.fake.inject(fault, CREATE)
     assert isinstance(market.create(offer), Ambiguous)
     assert market.existing() == [TOKEN]
 
