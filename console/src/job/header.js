@@ -11,10 +11,10 @@ import { forecast, liveOf } from "../jobs/attempts.js";
 import { why } from "../jobs/why.js";
 import { Share } from "./share.js";
 
-/** Show the head of a job's page. `attempts`: null until they are loaded. */
-export function JobHeader({ job, attempts }) {
+/** Show the head of a job's page. `attempts`: null until they are loaded; `machines`: whether the job may have rented ones. */
+export function JobHeader({ job, attempts, overhead_usd, machines }) {
   const now = useNow();
-  const { spent_usd, expected_usd, eta_s } = forecast(job, attempts, now);
+  const { spent_usd, expected_usd, eta_s } = forecast(job, attempts, now, overhead_usd);
   const sentence = why(job, now);
   const running = liveOf(job, attempts);
   const live = running.at(-1);
@@ -43,13 +43,13 @@ export function JobHeader({ job, attempts }) {
       <//>
       <${Fact} name="Loss"><b>${job.progress?.nonfinite?.loss ?? (number(metrics.loss) || "–")}</b><//>
       <${Fact} name="Cost">
-        ${spent_usd === null ? html`<span class="soft" title="The workers report no price">not reported</span>` : html`<b>${usd(spent_usd)}</b>`}
+        ${spent_usd === null ? html`<span class="soft" title="The workers report no price">not reported</span>` : html`<b title=${overhead_usd ? `with ${usd(overhead_usd)} for boots and idle time of the job's own fleet` : undefined}>${usd(spent_usd)}</b>`}
         ${expected_usd >= MIN_USD && html`<span class="soft" title="Expected until the end at the present speed"> of ~${usd(expected_usd)}</span>`}
       <//>
       <${Fact} name=${job.nodes ? "Nodes" : "Attempts"}>
         <b>${count(job.nodes ? running.length : job.counters.attempts)}</b><span class="soft">${job.nodes ? ` of ${count(job.nodes.max)}, ${counted(job.counters.attempts, "attempt")}` : ""}</span><span class="soft">${lossesOf(job.counters)}</span>
       <//>
-      <${Fact} name=${job.nodes ? "Machines" : "Machine"}><${Machine} job=${job} live=${live} running=${running} /><//>
+      <${Fact} name=${job.nodes ? "Machines" : "Machine"}><${Machine} job=${job} live=${live} running=${running} machines=${machines} /><//>
     </dl>
   </header>`;
 }
@@ -73,13 +73,13 @@ const TONES = { complete: "good", failed: "bad", paused: "warn", canceled: "soft
 
 const Fact = ({ name, wide, children }) => html`<div class="fact ${wide ? "fact-wide" : ""}"><dt>${name}</dt><dd>${children}</dd></div>`;
 
-function Machine({ job, live, running }) {
+function Machine({ job, live, running, machines }) {
   if (job.nodes && running.length > 1) {
     const kinds = [...new Set(running.map((one) => one.gpu_model ?? one.provider))].filter(Boolean).join(", ");
     return html`<a href="#/jobs/${job.id}?tab=world"><b>${counted(running.length, "machine")}</b></a>${kinds && html`<span class="soft clip" title=${kinds}>${kinds}</span>`}`;
   }
   const name = job.machine_id ?? live?.machine_id ?? live?.worker_id;
-  if (!name) return html`<span class="soft">none now</span>`;
+  if (!name) return machines ? html`<a href="#/jobs/${job.id}?tab=machines">none now</a>` : html`<span class="soft">none now</span>`;
   const kind = [live?.gpu_model, live?.provider].filter(Boolean).join(", ");
-  return html`<span class="clip" title=${name}><b>${name}</b></span>${kind && html`<span class="soft clip" title=${kind}>${kind}</span>`}`;
+  return html`${machines ? html`<a class="clip" href="#/jobs/${job.id}?tab=machines" title=${name}><b>${name}</b></a>` : html`<span class="clip" title=${name}><b>${name}</b></span>`}${kind && html`<span class="soft clip" title=${kind}>${kind}</span>`}`;
 }

@@ -10,6 +10,7 @@ import { Files } from "./files.js";
 import { Goodput } from "./goodput.js";
 import { JobHeader } from "./header.js";
 import { Log } from "./log.js";
+import { RentedMachines, mayHaveMachines, useOverhead } from "./machines.js";
 import { Pictures } from "./pictures.js";
 import { Rules } from "./rules.js";
 import { World } from "../world/world.js";
@@ -18,6 +19,7 @@ import { Timeline } from "./timeline.js";
 const TABS = [
   ["", "Curves"],
   ["world", "World"],
+  ["machines", "Machines"],
   ["log", "Log"],
   ["timeline", "Timeline"],
   ["checkpoints", "Checkpoints"],
@@ -39,14 +41,16 @@ function Job({ id, query }) {
   const version = versionOf(job);
   const attempts = useList(`/job/${id}/attempts`, "attempts", version);
   const events = useList(`/job/${id}/events`, "events", version);
+  const overhead_usd = useOverhead(job, version);
   if (error && !job) return html`<div class="page"><${Failure} error=${error} retry=${refresh} /><p class="state"><a href="#/jobs">Show all jobs</a></p></div>`;
   if (!job) return html`<div class="page"><${Loading} rows=${6} label="Loading the job" /></div>`;
   const tab = query.tab ?? "";
   const View = VIEWS[tab] ?? VIEWS[""];
+  const shown = { pictures: may("submit"), world: Boolean(job.nodes && may("submit")), machines: mayHaveMachines(job, attempts) };
   return html`<div class="page job-page ${tab === "log" ? "page-full" : ""}">
-    <${JobHeader} job=${job} attempts=${attempts} />
+    <${JobHeader} job=${job} attempts=${attempts} overhead_usd=${overhead_usd} machines=${shown.machines} />
     <nav class="tabs job-tabs" aria-label="Parts of the job">
-      ${TABS.filter(([name]) => (name !== "pictures" || may("submit")) && (name !== "world" || (job.nodes && may("submit")))).map(([name, label]) => html`<a key=${name} class="tab" href=${hrefOf(`/jobs/${id}`, { ...query, tab: name })} aria-current=${tab === name ? "page" : undefined}>${label}</a>`)}
+      ${TABS.filter(([name]) => shown[name] ?? true).map(([name, label]) => html`<a key=${name} class="tab" href=${hrefOf(`/jobs/${id}`, { ...query, tab: name })} aria-current=${tab === name ? "page" : undefined}>${label}</a>`)}
     </nav>
     <${View} job=${job} attempts=${attempts} events=${events} query=${query} version=${version} />
   </div>`;
@@ -59,6 +63,7 @@ function Overview(props) {
 const VIEWS = {
   "": Overview,
   world: World,
+  machines: RentedMachines,
   log: Log,
   timeline: Timeline,
   checkpoints: Checkpoints,

@@ -17,10 +17,15 @@ export function costOf(attempts, now) {
 /** Return the attempts that run: one, or one for each node of an elastic job, whose seats number their attempts alone. */
 export const liveOf = (job, attempts) => (attempts ?? []).filter((one) => one.ended_at === null && (job.nodes || one.epoch === job.epoch));
 
-/** Return `{spent_usd, expected_usd, eta_s}`; null for what is not known. `attempts`: null while not loaded. */
-export function forecast(job, attempts, now) {
+/**
+ * Return `{spent_usd, expected_usd, eta_s}`; null for what is not known. `attempts`: null while not loaded.
+ *
+ * `overhead_usd`: what the job's machines cost besides its attempts.
+ */
+export function forecast(job, attempts, now, overhead_usd = 0) {
   const live = liveOf(job, attempts);
-  const spent_usd = costOf(attempts ?? [], now);
+  const worked_usd = costOf(attempts ?? [], now);
+  const spent_usd = worked_usd === null && !overhead_usd ? null : (worked_usd ?? 0) + overhead_usd;
   const first = live.reduce((least, one) => (least && least.started_at <= one.started_at ? least : one), null);
   const eta_s = first && job.state === "running" ? remaining(job, first) : null;
   const rate = live.reduce((sum, one) => sum + (one.price_usd_per_hour ?? 0), 0);

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable
 from hashlib import blake2b
 
+from baton.contract.base import AnswerModel
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import (
     BoundView,
@@ -84,19 +85,19 @@ def list_fleets(context: Context, call: ApiCall) -> WithHeaders:
     """List the tenant's fleets by name, without those of ended jobs."""
     found = [view_fleet(context, call, fleet) for fleet in require_store(context).fleets(call.tenant)]
     listed = [one for one in found if one.job_id is None or one.machines or not one.stopped]
-    return _revalidating(FleetPage(fleets=listed), listed)
+    return revalidating(FleetPage(fleets=listed), listed)
 
 
 def show(context: Context, call: ApiCall) -> WithHeaders:
     """Return a fleet with its money and its machines."""
     fleet = view_fleet(context, call, require_fleet(context, call))
-    return _revalidating(fleet, [fleet])
+    return revalidating(fleet, [fleet])
 
 
-def _revalidating(answer: FleetPage | FleetView, fleets: Sequence[FleetView]) -> WithHeaders:
-    """Return the answer with an ETag of all but the time of the answer, which alone is no news."""
+def revalidating(answer: AnswerModel, parts: Iterable[AnswerModel]) -> WithHeaders:
+    """Return the answer with an ETag of `parts` without their `at`: the time of the answer alone is no news."""
     digest = blake2b(digest_size=12)
-    for one in fleets:
+    for one in parts:
         digest.update(one.model_copy(update={"at": 0}).model_dump_json().encode())
     return WithHeaders(answer, {"etag": f'W/"{digest.hexdigest()}"'})
 

@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterator, Sequence
 
 from baton.contract.fleets.job_machines import JobMachines, RentedAttempt, ServingFleet
 from baton.contract.jobs.rent import fleet_of
-from functions.api.fleet.fleet_calls import view_fleet, view_machine
+from functions.api.fleet.fleet_calls import revalidating, view_fleet, view_machine
 from functions.api.fleet.store import fleet_clock, require_store
-from functions.api.http.context import ApiCall, Context, require_job
+from functions.api.http.context import ApiCall, Context, WithHeaders, require_job
 from functions.domain.records import Attempt, Job
 from functions.domain.worlds.seat_ids import seat_id
 from functions.fleet.clock import FleetClock
@@ -22,7 +22,7 @@ MAX_ENDED = 1000
 """Ended machines of a fleet that are searched for those of the job, the newest first."""
 
 
-def job_machines(context: Context, call: ApiCall) -> JobMachines:
+def job_machines(context: Context, call: ApiCall) -> WithHeaders:
     """Show the fleets that serve a job's queue, and the cost of the attempts on rented machines."""
     job, store, clock = require_job(context, call, call.path["id"]), require_store(context), fleet_clock(context)
     fleets = list(store.fleets(call.tenant))
@@ -31,7 +31,7 @@ def job_machines(context: Context, call: ApiCall) -> JobMachines:
         fleets.append(own)
     attempts = _read_attempts(context, job) if fleets else []
     rented = _rented(store, fleets, attempts, clock, call.now)
-    return JobMachines(
+    found = JobMachines(
         fleets=[
             ServingFleet(fleet=view_fleet(context, call, fleet), cannot=unservable(job, fleet.spec) or "")
             for fleet in fleets
@@ -41,6 +41,8 @@ def job_machines(context: Context, call: ApiCall) -> JobMachines:
         usd=round(sum(one.usd for one in rented), 6),
         at=clock.at(call.now),
     )
+    timeless = [one.model_copy(update={"fleet": one.fleet.model_copy(update={"at": 0})}) for one in found.fleets]
+    return revalidating(found, [found.model_copy(update={"fleets": timeless})])
 
 
 def _read_attempts(context: Context, job: Job) -> list[tuple[int | None, Attempt]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from baton.contract.admin.webhooks import WebhookCreate
+from baton.contract.fleets.fleet import MachineState
 from tests.e2e.console.chromium import launched
 from tests.e2e.console.desk import NARROW, WIDE, Desk
 from tests.e2e.console.rentals import Rentals
@@ -103,7 +104,13 @@ def photograph_fleets(page: Any, stack: Stack) -> None:
     photograph(page, "fleets-none", page.get_by_role("heading", name="No fleets yet"))
     with Rentals(stack) as rentals:
         rentals.apply("nights", tags={"team": "vision"})
-        rentals.night("nights", Scene(stack, "nights").submit("unet-rented"))
+        nights = Scene(stack, "nights")
+        job = nights.submit("unet-rented", tags={"team": "vision"})
+        rentals.night("nights", job)
+        lost = rentals.serve("nights", 1)
+        nights.claim(lost.id).fail("the GPU fell off the bus")
+        rentals.change(lost, MachineState.LOST)
+        Training(nights.claim(rentals.serve("nights", 2).id)).train(1, 40, 200)
         rentals.spend("nights", 9.84)
         small = {"min_vram_gib": 0, "disk_gib": 1, "max_usd_per_hour": 0.22}
         rentals.apply("days", providers=["loopback"], **small, budget={"total_usd": 20})
@@ -123,6 +130,9 @@ def photograph_fleets(page: Any, stack: Stack) -> None:
         ):
             page.goto(f"{fleets}{place}")
             photograph(page, name, shown.first)
+        page.goto(f"{stack.url}/console#/jobs/{job}?tab=machines")
+        photograph(page, "job-machines", page.get_by_role("table", name="Fleets"))
+        page.goto(f"{fleets}/nights")
         page.get_by_role("button", name="Stop").click()
         photograph(page, "dialog-stop-fleet", page.get_by_role("dialog"))
 

@@ -114,6 +114,12 @@ class Rentals:
             self._alive.append(machine)
         return machine
 
+    def serve(self, fleet: str, number: int, kind: int = 0, **more: Any) -> Machine:
+        """Store a busy machine that the controller could have rented, whose worker can claim jobs."""
+        name = f"{self.store.deployment()}-{fleet}-{number:012x}"
+        life = ((40, "planned"), (40, "requested"), (39, "booting"), (36, "ready"), (35, "busy"))
+        return self.machine(fleet, f"{number:x}", life, kind=kind, id=name, **more)
+
     def change(self, machine: Machine, state: MachineState, **more: Any) -> Machine:
         """Let a machine enter another state now."""
         self._alive.remove(machine)

@@ -11,7 +11,7 @@ from baton.contract.fleets.fleet import MachineState
 from functions.fleet.ledger import Ledger
 from functions.fleet.records import Machine
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine, write
-from tests.kits.api.harness import NOW, TENANT, Api
+from tests.kits.api.harness import NOW, TENANT, Answer, Api
 
 
 def token(api: Api, number: int) -> str:
@@ -37,6 +37,28 @@ def test_a_job_that_no_fleet_serves_has_no_machines(api: Api) -> None:
     assert ask(api, job)["fleets"] == []
     api.get("/job/00000000-0000-4000-8000-000000000000/machines").refused(ErrorCode.JOB_NOT_FOUND, "id")
     api.get(f"/job/{job['id']}/machines", key="rival_submit").refused(ErrorCode.JOB_NOT_FOUND, "id")
+
+
+def test_the_machines_of_a_job_are_sent_again_only_if_they_or_their_cost_changed(api: Api) -> None:
+    api.call("PUT", "/fleets/nights", DOCUMENT).ok()
+    job = api.submit()
+    machine = rented(api, 1)
+    held = api.claim(machine_id=machine.id)
+
+    def read(etag: str = "") -> Answer:
+        return api.get(f"/job/{job['id']}/machines", headers={"if-none-match": etag} if etag else {})
+
+    api.clock.advance(20)
+    running = read().headers["etag"]
+    api.clock.advance(20)
+    costs_more = read(running)
+    assert costs_more.status == 200 and costs_more.json["usd"] == pytest.approx(40 / 3600 * 0.4, abs=1e-6)
+    held.post("/release", {"job_id": held.id}).ok()
+    ended = read().headers["etag"]
+    api.clock.advance(60)
+    assert read(ended).status == 304
+    put_machine(api, machine.model_copy(update={"state": MachineState.TERMINATING, "version": 2}))
+    assert read(ended).json["attempts"][0]["machine"]["state"] == "terminating"
 
 
 def test_the_fleets_of_a_waiting_job_say_why_it_waits(api: Api) -> None:
