@@ -33,6 +33,7 @@ from functions.domain.records import Job
 from functions.domain.seat_records import Seat
 from functions.domain.worlds.world_record import WorldRecord
 from functions.fleet.accounts import AccountsUnreadable
+from functions.fleet.breaker import find_pause
 from functions.fleet.ledger import Bound, bounds, tightest
 from functions.fleet.offers.forecast import Quantiles, forecast
 from functions.fleet.offers.known_offers import rank_known
@@ -42,6 +43,7 @@ from functions.fleet.offers.workload import estimate, hours_of_recipes, typical
 from functions.fleet.records import Machine, Offer, StoredFleet
 from functions.fleet.store import FleetStore
 from functions.fleet.ticks.demand import FleetMachines, completed_jobs, unservable, waiting_jobs
+from functions.fleet.ticks.gangs import leave_paused_out
 
 THE_JOB = "the job of the request"
 """Id of the request's job beside the ids of stored jobs."""
@@ -79,16 +81,23 @@ def plan(context: Context, call: ApiCall) -> FleetPlan:
     if spec.name != call.path["fleet"]:
         detail = f"The path names the fleet {call.path['fleet']}, the document names {spec.name}."
         raise Refusal(ErrorCode.INVALID_VALUE, detail, field="fleet.name")
-    waiting = _waiting(context, call, body, now)
+    fleet, ledger = _find_fleet(store, call, spec, now), store.ledger(call.tenant, spec.name)
+    waiting = _waiting(context, call, body, fleet)
     reasons = [unservable(job, spec) for job in waiting]
     servable = [job for job, reason in zip(waiting, reasons, strict=True) if reason is None]
+    trains = partial(_trains, context)
+    servable, paused = leave_paused_out(servable, ledger.forming, fleet, now, trains=trains)
     works = _works(context, call, body, servable)
     found, silent = ask(context.drivers, store, spec.providers, spec, now)
-    ranked = rank_known(store, found, spec, typical([work for work, _ in works]), now)
     machines = store.machines(call.tenant, spec.name)
+    pauses: dict[str, str] = {name: find_pause(ledger.breakers, fleet, name, machines, now) for name in spec.providers}
+    known = rank_known(store, found, spec, typical([work for work, _ in works]), now)
+    ranked = sorted((_reject(one, pauses[one.offer.provider]) for one in known), key=lambda one: bool(one.rejected))
     bound, room_usd = money = _tightest(context, call, spec, machines, now)
     there = machines, _others(context, call, spec)
-    taken, why = choose(spec, there, servable, ranked, money, trains=partial(_trains, context))
+    taken, why = choose(spec, there, servable, ranked, money, trains=trains)
+    if paused:
+        why = f"{paused}; {why}" if servable else paused
     forecasted = forecast(taken, _begin(servable, works, len(taken)), idle_timeout_s=spec.idle_timeout_s)
     usable = [one for one in ranked if not one.rejected]
     price = usable[0].offer.usd_per_hour if usable else 0.0
@@ -121,9 +130,21 @@ def _waits(store: FleetStore, tenant: str, name: str) -> str:
     return "" if fleet is None or fleet.stopped else store.ledger(tenant, name).waits
 
 
-def _waiting(context: Context, call: ApiCall, body: PlanRequest, now: int) -> list[Job]:
+def _find_fleet(store: FleetStore, call: ApiCall, spec: FleetSpec, now: int) -> StoredFleet:
+    """Return the active fleet of this document, or the fleet that an apply of the document makes, without pauses."""
+    active = store.fleet(call.tenant, spec.name)
+    if active is not None and not active.stopped and active.spec == spec:
+        return active
+    return StoredFleet(tenant=call.tenant, spec=spec, created_at=now, updated_at=now)
+
+
+def _reject(ranked: RankedOffer, pause: str) -> RankedOffer:
+    """Return the offer rejected for the pause of its provider, if there is one."""
+    return replace(ranked, rejected=pause) if pause and not ranked.rejected else ranked
+
+
+def _waiting(context: Context, call: ApiCall, body: PlanRequest, fleet: StoredFleet) -> list[Job]:
     """Return the waiting jobs of the fleet's queues, after the job of the request."""
-    fleet = StoredFleet(tenant=call.tenant, spec=body.fleet, created_at=now, updated_at=now)
     stored = waiting_jobs(context.jobs, fleet, shards=context.settings.ready_shards)
     if body.job is None:
         return stored

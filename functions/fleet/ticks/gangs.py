@@ -6,12 +6,13 @@ or not at all: fewer machines would cost money and train nothing. Seats above `m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from baton.contract.fleets.fleet import FleetSpec
 from functions.domain.records import Job
-from functions.fleet.records import Machine
+from functions.fleet.breaker import FormingPause
+from functions.fleet.records import Machine, StoredFleet
 from functions.fleet.ticks.demand import FleetMachines, unservable, unserved
 
 Trains = Callable[[str], bool]
@@ -72,3 +73,17 @@ def select(
             found.first += gang[:needed]
             found.later += gang[needed:]
     return found
+
+
+def leave_paused_out(
+    waiting: Sequence[Job], pauses: Mapping[str, FormingPause], fleet: StoredFleet, now: int, *, trains: Trains
+) -> tuple[list[Job], str]:
+    """Return the jobs without the nodes of trainings for which the fleet rents nothing for a while, and why for the
+    first of them; empty for none.
+
+    pauses: of the fleet's ledger.
+    """
+    told = {key: one.waits(fleet, now) for key, one in pauses.items()}
+    paused = {key: why for key, why in told.items() if why and not trains(key)}
+    left = [job for job in waiting if job.spec.seat is None or job.spec.seat.job not in paused]
+    return left, next(iter(paused.values()), "") if len(left) < len(waiting) else ""

@@ -34,7 +34,7 @@ from functions.fleet.offers.start_plan import affordable
 from functions.fleet.offers.workload import estimate, hours_of_recipes, typical
 from functions.fleet.records import Machine, Offer, StoredFleet, Terms, token_prefix
 from functions.fleet.ticks.demand import FleetMachines, missing_machines, unservable, without_fleet
-from functions.fleet.ticks.gangs import Demand, Trains, select
+from functions.fleet.ticks.gangs import Demand, Trains, leave_paused_out, select
 from functions.fleet.ticks.tick import NO_ANSWER, Tick, tell, tell_bound
 
 logger = logging.getLogger("baton.fleet")
@@ -127,7 +127,9 @@ class MachineStarter:
         if sum(not machine.state.ended for machine in group) >= fleet.spec.max:
             self._give_back_avoided(fleet, group)
             return ""
-        waiting = self._leave_paused_out(fleet, self._waiting(fleet))
+        waiting, self._paused = leave_paused_out(
+            self._waiting(fleet), self._tick.ledger(fleet).forming, fleet, self._tick.now(), trains=self._trains
+        )
         self._port = ELASTIC_PORT if any(job.spec.seat is not None for job in waiting) else None
         wanted = select(waiting, fleet.spec, group, others, trains=self._trains)
         lacks = partial(missing_machines, fleet.spec, group, others=others)
@@ -149,15 +151,6 @@ class MachineStarter:
                 told = [] if problem == NO_OFFER and problems else [problem]
                 return "; ".join(dict.fromkeys([*problems, *told]))
         return "; ".join(problems) if held else ""
-
-    def _leave_paused_out(self, fleet: StoredFleet, waiting: Sequence[Job]) -> list[Job]:
-        """Return the jobs without the nodes of trainings for which the fleet rents nothing for a while."""
-        now = self._tick.now()
-        told = {key: one.waits(fleet, now) for key, one in self._tick.ledger(fleet).forming.items()}
-        paused = {key: why for key, why in told.items() if why and not self._trains(key)}
-        left = [job for job in waiting if job.spec.seat is None or job.spec.seat.job not in paused]
-        self._paused = next(iter(paused.values()), "") if len(left) < len(waiting) else ""
-        return left
 
     def _hold(
         self,

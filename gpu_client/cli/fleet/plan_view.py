@@ -79,7 +79,7 @@ def _nodes_line(page: OfferPage, nodes: int) -> str:
 def _details(spec: FleetSpec, plan: FleetPlan) -> Iterator[tuple[str, str]]:
     machines = count(plan.start, "machine")
     yield "plan", f"{spec.name} would start {machines} now; {plan.why}"
-    if plan.waits:
+    if plan.waits and plan.waits not in plan.why:
         yield "last tick", f"started none: {plan.waits}"
     if plan.works or plan.unservable:
         cannot = f", {len(plan.unservable)} cannot" if plan.unservable else ""

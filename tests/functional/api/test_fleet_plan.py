@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,10 @@ from functions.api.fleet import quotes
 from functions.domain.jobs.transaction import Put
 from functions.domain.worlds.world_record import WorldNode, WorldRecord
 from functions.fleet.accounts import AccountsUnreadable
+from functions.fleet.breaker import CODE, Breaker, FormingPause
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.ledger import Ledger
-from functions.fleet.records import Offer
+from functions.fleet.records import Offer, StoredFleet
 from tests.conformance.drivers.driven_vast import VastDriven
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine, write
 from tests.kits.api.harness import Api
@@ -46,6 +48,13 @@ class Market(VirtualProvider):
 
 def sell(api: Api, *markets: VirtualProvider) -> None:
     api.context = replace(api.context, drivers={one.name: one for one in markets})
+
+
+def stored(api: Api) -> StoredFleet:
+    assert api.context.fleet is not None
+    found = api.context.fleet.fleet("acme", "nights")
+    assert found is not None
+    return found
 
 
 def plan(api: Api, job: dict[str, Any] | None = None, hours: float | None = None, **changes: Any) -> dict[str, Any]:
@@ -358,3 +367,51 @@ def test_a_training_that_has_lost_nodes_plans_each_machine(api: Api) -> None:
     assert plan(api, max=3)["start"] == 0, "the world of an earlier attempt"
     api.context.jobs.put(Put(owner=job["id"], record=WorldRecord(version=2, epoch=3, members=[new])))
     assert (plan(api, max=3)["start"], plan(api, max=3)["why"]) == (1, "only one offer fits")
+
+
+PAUSED = "only 2 of 3 nodes could be rented within 30 minutes; next try at "
+
+
+def test_a_plan_says_until_when_a_training_waits_that_could_not_begin(api: Api) -> None:
+    """A new document ends the pause, therefore the plan of another document starts machines, as its apply does."""
+    sell(api, Market("loopback", {"ref": "kind", "repeatable": True}))
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, "max": 4}).ok()
+    api.clock.advance(60)
+    job, now = api.submit(nodes={"min": 3, "max": 3}), api.clock.now()
+    pause = FormingPause(reason=PAUSED.partition(";")[0], since=now, pause_s=900)
+    write(api, ledger=Ledger(version=1, forming={job["id"]: pause}, waits=pause.waits(stored(api), now)))
+    with api.unchanged():
+        found = plan(api, max=4)
+        assert (found["start"], found["usd"], found["works"]) == (0, None, [])
+        assert found["why"] == f"{PAUSED}{datetime.fromtimestamp(now + 900, UTC):%H:%M} UTC" == found["waits"]
+        other = plan(api, COMMAND, max=4)
+        assert (other["start"], len(other["works"])) == (1, 1)
+        assert other["why"] == f"{found['why']}; one job waits"
+    api.clock.advance(899)
+    assert (plan(api, max=4)["start"], plan(api, max=5)["start"]) == (0, 3)
+    api.clock.advance(1)
+    assert (plan(api, max=4)["start"], plan(api, max=4)["why"]) == (3, "3 jobs wait")
+    api.clock.advance(-1)
+    api.post("/fleets/nights/stop").ok()
+    assert plan(api, max=4)["start"] == 3, "the next apply ends the pause of a stopped fleet"
+
+
+def test_a_plan_takes_no_offer_of_a_provider_whose_machines_do_not_start(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a"}), Market("vast", {"ref": "b", "usd_per_hour": 0.3}))
+    document = {"providers": ["loopback", "vast"], "image": "acme/worker:1"}
+    api.call("PUT", "/fleets/nights", {**DOCUMENT, **document}).ok()
+    api.clock.advance(60)
+    api.submit()
+    now = api.clock.now()
+    broken = Breaker(failures=3, failed_at=now, reason="lost", machine="m", pause_s=900, paused_until=now + 900)
+    write(api, ledger=Ledger(version=1, breakers={"loopback": broken}))
+    found = plan(api, **document)
+    assert {one["ref"]: one["taken"] for one in found["offers"]} == {"a": 0, "b": 1}
+    write(api, ledger=Ledger(version=2, breakers={"loopback": broken, "vast": broken}))
+    found = plan(api, **document)
+    assert (found["start"], found["paid_hours"]) == (0, None)
+    told = f"{CODE}: 3 machines in a row ended before they began a job, the last: lost; its output: baton fleet logs m"
+    until = f"; next try at {datetime.fromtimestamp(now + 900, UTC):%H:%M} UTC"
+    assert found["why"] == f"no offer fits, the nearest: {told}{until}"
+    api.clock.advance(1)
+    assert plan(api, **document, max=2)["start"] == 1

@@ -124,6 +124,14 @@ def test_a_plan_without_jobs_has_no_line_about_jobs() -> None:
     assert [line.split()[0] for line in drawn(page, 120)[:3]] == ["plan", "budget", "cost"]
 
 
+def test_a_pause_that_the_plan_names_is_not_repeated_as_that_of_the_last_tick() -> None:
+    pause = "only 2 of 3 nodes could be rented within 30 minutes; next try at 14:20 UTC"
+    page = plan_page(FleetSpec.model_validate(SPEC), a_plan(start=0, why=f"{pause}; one job waits", waits=pause))
+    lines = drawn(page, 160)
+    assert lines[0] == f"plan    nights would start 0 machines now; {pause}; one job waits"
+    assert not any("last tick" in line for line in lines)
+
+
 def test_offers_are_listed_with_the_parts_of_their_totals() -> None:
     page = OfferPage(offers=[an_offer("a"), an_offer("b", rejected="8 GiB VRAM, min_vram_gib is 24")], omitted=3)
     lines = drawn(offers_page(page), 120)
