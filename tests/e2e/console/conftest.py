@@ -37,6 +37,23 @@ def desk(browser: Any, stack: Stack) -> Iterator[Desk]:
     assert used.faults == []
 
 
+@pytest.fixture(scope="package")
+def signed_in(browser: Any, stack: Stack) -> Iterator[Desk]:
+    """Sign in one browser for all tests of a process that only visit places."""
+    used = Desk(browser, stack)
+    used.sign_in("/")
+    yield used
+    used.close()
+
+
+@pytest.fixture
+def reader(signed_in: Desk) -> Iterator[Desk]:
+    """Yield a browser whose one page visits places, without routes, clocks and further sessions of a test."""
+    signed_in.requests.clear()
+    yield signed_in
+    assert signed_in.faults == []
+
+
 @pytest.fixture
 def scene(stack: Stack) -> Scene:
     """Return a queue of the test's own."""

@@ -61,7 +61,7 @@ def test_a_link_of_somebody_else_signs_in_after_consent_alone(desk: Desk, stack:
     expect(sent.get_by_role("heading", name="Sign in to tenant attacker?")).to_be_visible()
     expect(sent.get_by_text("<b>your key</b>")).to_be_visible()
     assert key.id in sent.locator(".signin-card").inner_text()
-    assert [request for request in desk.requests if request.endswith("/sessions")] == [f"POST {stack.url}/sessions"]
+    assert not [request for request in desk.requests if request.endswith("/sessions")]
     sent.get_by_role("button", name="Stay out").click()
     sent.get_by_role("heading", name="Jobs", exact=True).wait_for()
     assert sent.locator(".account-who strong").inner_text() == "default", "the earlier session goes on"
