@@ -117,17 +117,27 @@ class WireTransfer:
             self._dialer.relay.close()
 
     def _ask(self, peer: Peer, header: Header, payload: bytes, limit_bytes: int) -> bytes:
-        with self._lock:
-            idle = self._idle[peer]
-            connection = idle.pop() if idle else None
-        if connection is not None and time.monotonic() > connection.heard_at + KEPT_S:
-            connection.close()
-        elif connection is not None:
+        connection = self._take_idle(peer)
+        if connection is not None:
             try:
                 return self._ask_on(connection, peer, header, payload, limit_bytes)
             except PeerLostError:
                 pass  # The peer may have closed the idle connection; a new connection decides.
         return self._ask_on(self._dialer.dial_or_relay(peer, ANSWER_S), peer, header, payload, limit_bytes)
+
+    def _take_idle(self, peer: Peer) -> Connection | None:
+        """Return an idle connection to the peer, and close the idle connections of all peers that are too old."""
+        oldest = time.monotonic() - KEPT_S
+        with self._lock:
+            stale = [one for kept in self._idle.values() for one in kept if one.heard_at <= oldest]
+            for owner, kept in [*self._idle.items()]:
+                self._idle[owner] = [one for one in kept if one not in stale]
+                if not self._idle[owner]:
+                    del self._idle[owner]
+            found = self._idle[peer].pop() if peer in self._idle else None
+        for one in stale:
+            one.close()
+        return found
 
     def _ask_on(self, connection: Connection, peer: Peer, header: Header, payload: bytes, limit_bytes: int) -> bytes:
         with self._lock:

@@ -6,7 +6,7 @@ import socket
 import threading
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -134,6 +134,17 @@ def test_an_idle_connection_that_has_ended_is_replaced(pair: Pair) -> None:
     idle.interrupt()
     assert pair.transfer.describe(pair.peer) == DESCRIPTION
     assert idle not in pair.transfer._idle[pair.peer]
+
+
+def test_idle_connections_to_peers_that_have_gone_are_closed(pair: Pair) -> None:
+    pair.transfer.describe(pair.peer)
+    (idle,) = pair.transfer._idle[pair.peer]
+    idle.heard_at -= wire_transfer.KEPT_S
+    gone = replace(pair.peer, node="1.2.00000009")
+    pair.transfer.describe(gone)
+    assert set(pair.transfer._idle) == {gone}
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        idle.send(Header(READ))
 
 
 @pytest.mark.parametrize(

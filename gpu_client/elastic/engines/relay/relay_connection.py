@@ -113,6 +113,11 @@ class RelayConnection(Connection):
         """Return the time of two objects, at least."""
         return 2 * LONGEST_POLL_S
 
+    @property
+    def is_ended(self) -> bool:
+        """Return True after `interrupt` or `close`."""
+        return self._ended.is_set()
+
     def flush(self) -> None:
         """Store the frames since the last object."""
         if self._outgoing:

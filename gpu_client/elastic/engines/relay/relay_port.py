@@ -6,7 +6,7 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from baton.contract.elastic.relay import RelayCaller, RelayRequest
 from gpu_client.elastic.engines.engine import MAX_EXCHANGE_BYTES, Peer
@@ -35,16 +35,19 @@ class RelayPort:
         self._changed = threading.Condition()
         self._is_closed = False
         self._busy_until = 0.0
-        self._known: set[tuple[str, str]] = set()
-        """Channels that this node has opened or serves."""
+        self._known: dict[tuple[str, str], RelayConnection] = {}
+        """Connections by peer and channel, while they are open or announced as calls: the peer's first object on a
+        channel that this node has opened is no call."""
         self._connections: set[RelayConnection] = set()
         threading.Thread(target=self._listen, name="relay-listen", daemon=True).start()
 
     def dial(self, peer: Peer) -> RelayConnection:
         """Return a new connection, whose first frame calls the peer."""
         channel = secrets.token_hex(4)
-        self._known.add((peer.node, channel))
-        return RelayConnection(self._call, self._node, peer.node, channel)
+        connection = RelayConnection(self._call, self._node, peer.node, channel)
+        with self._changed:
+            self._known[peer.node, channel] = connection
+        return connection
 
     def expect(self) -> None:
         """Look for calls often for a while."""
@@ -76,16 +79,22 @@ class RelayPort:
                 # The node is not in the world yet or any more, or the control plane is away.
                 logger.debug("no calls of peers: %s", error)
                 continue
-            for caller in found:
-                if (caller.node, caller.channel) not in self._known and len(self._connections) < MAX_SERVED:
-                    self._known.add((caller.node, caller.channel))
-                    self.expect()
-                    threading.Thread(target=self._serve, args=(caller,), name="relay-serve", daemon=True).start()
+            for connection in self._accept(found):
+                self.expect()
+                threading.Thread(target=self._serve, args=(connection,), name="relay-serve", daemon=True).start()
 
-    def _serve(self, caller: RelayCaller) -> None:
-        connection = RelayConnection(self._call, self._node, caller.node, caller.channel)
+    def _accept(self, found: Sequence[RelayCaller]) -> list[RelayConnection]:
+        """Return a connection for each new call, and forget ended channels that no answer will announce again."""
+        announced = {(one.node, one.channel) for one in found}
         with self._changed:
-            self._connections.add(connection)
+            self._known = {key: one for key, one in self._known.items() if key in announced or not one.is_ended}
+            new = [key for key in announced if key not in self._known][: MAX_SERVED - len(self._connections)]
+            accepted = {key: RelayConnection(self._call, self._node, *key) for key in new}
+            self._known |= accepted
+            self._connections.update(accepted.values())
+        return [*accepted.values()]
+
+    def _serve(self, connection: RelayConnection) -> None:
         try:
             frame = connection.receive(MAX_EXCHANGE_BYTES, GREETING_S)
             handler = self._handlers.get(frame.header.kind)
