@@ -1,6 +1,6 @@
 /** Calls of the API. Every call goes to the page's own origin, with the session's token in `x-api-key`. */
 import { learnTime } from "./clock.js";
-import { ApiError, refusalIn } from "./errors.js";
+import { ApiError, jsonOf, refusalIn } from "./errors.js";
 import { PATIENCE_MS, token } from "./session.js";
 
 const REFUSED_KEY = new Set(["key_unknown", "key_revoked", "key_expired", "http_403"]);
@@ -15,14 +15,14 @@ export const remove = (path) => call("DELETE", path);
 /** Make one call and return the JSON answer, null for an answer without a body. Throws ApiError. */
 export async function call(method, path, { query, body, headers } = {}) {
   const answer = await fetchAnswer(method, withQuery(path, query), { body, headers });
-  return answer.status === 204 ? null : answer.json();
+  return answer.status === 204 ? null : jsonOf(answer);
 }
 
 /** Read `path` unless it still has `etag`; returns `{changed, data, etag}`. Throws ApiError. */
 export async function getIfChanged(path, etag) {
   const answer = await fetchAnswer("GET", path, { headers: etag ? { "if-none-match": etag } : {} });
   if (answer.status === 304) return { changed: false, etag };
-  return { changed: true, data: await answer.json(), etag: answer.headers.get("etag") };
+  return { changed: true, data: await jsonOf(answer), etag: answer.headers.get("etag") };
 }
 
 /** Append the set values of `query` to `path`. */

@@ -20,6 +20,15 @@ export class ApiError extends Error {
   }
 }
 
+/** Return the JSON of an answer. Throws ApiError: a connection can break within an answer, and a proxy can answer in place of the API. */
+export async function jsonOf(answer) {
+  try {
+    return await answer.json();
+  } catch (cause) {
+    throw ApiError.unreachable(cause);
+  }
+}
+
 /** Read the refusal in an answer. The gateway's own answers have only `message`. */
 export async function refusalIn(answer) {
   const retry_after_s = Number(answer.headers.get("retry-after")) || undefined;

@@ -4,7 +4,7 @@
  * `state` is "unknown" until the first answer, then "in" or "out".
  */
 import { learnTime, now_s } from "./clock.js";
-import { ApiError, refusalIn } from "./errors.js";
+import { ApiError, jsonOf, refusalIn } from "./errors.js";
 import { signal } from "./signal.js";
 
 const RENEW_BEFORE_S = 60;
@@ -43,11 +43,8 @@ export async function signOut() {
   session.value = { state: "out" };
 }
 
-/** Return true if the session's key may do what needs `scope`. */
-export function may(scope) {
-  const scopes = session.value.scopes ?? [];
-  return scopes.includes(scope) || scopes.includes("admin");
-}
+/** Return true if the session's key has `scope`. No scope contains another one. */
+export const may = (scope) => (session.value.scopes ?? []).includes(scope);
 
 async function renew() {
   try {
@@ -62,7 +59,7 @@ async function renew() {
 
 async function post(path, body) {
   const answer = await send("POST", path, body);
-  return answer.status === 204 ? null : answer.json();
+  return answer.status === 204 ? null : jsonOf(answer);
 }
 
 async function send(method, path, body) {
