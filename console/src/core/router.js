@@ -22,6 +22,9 @@ export function takeFromFragment(name) {
   return found;
 }
 
+/** Return true if the fragment is the one of a sign-in link or of a shared job's link. */
+export const namesSecret = () => /^#(code|share)=/.test(location.hash);
+
 /** Take the key of a shared job's link from the fragment, and go to the job; null without one. */
 export function takeShareFromFragment() {
   const found = new URLSearchParams(location.hash.slice(1));
