@@ -1,5 +1,5 @@
 /** API keys and the sessions of browsers, for admins. */
-import { useState } from "preact/hooks";
+import { useMemo, useState } from "preact/hooks";
 import { Tag } from "../components/badge.js";
 import { Confirm } from "../components/dialog.js";
 import { FormDialog } from "../components/form-dialog.js";
@@ -8,10 +8,10 @@ import { SecretDialog } from "../components/secret.js";
 import { Empty, Failure, Loading } from "../components/states.js";
 import { Age, useNow } from "../components/time.js";
 import { toast } from "../components/toast.js";
-import { post, remove } from "../core/api.js";
+import { getIfChanged, post, remove, withQuery } from "../core/api.js";
 import { duration, fullMoment, moment } from "../core/format.js";
 import { html } from "../core/html.js";
-import { refreshAll, useResource } from "../core/polling.js";
+import { Poller, refreshAll, useFollowed } from "../core/polling.js";
 import { session } from "../core/session.js";
 
 const DAY_S = 86_400;
@@ -20,7 +20,7 @@ const SCOPES = [
   ["submit", "Submit and steer jobs, read everything about them"],
   ["worker", "Claim jobs and report on them: for GPU machines"],
   ["ring", "Read and write rings, nothing else"],
-  ["admin", "Everything, also keys, fleets and accounts"],
+  ["admin", "Keys, webhooks, accounts at providers and registries"],
 ];
 const LIVES = [
   ["30 days", 30],
@@ -32,12 +32,39 @@ const KINDS = { session: "Browser", share: "Shared job", link: "Sign-in link", t
 
 const isOver = (key, now) => key.revoked_at !== null || (key.expires_at !== null && key.expires_at <= now);
 
+/** All keys of the tenant. The API lists the oldest first, therefore a new key is on the last page. */
+class KeyFeed extends Poller {
+  constructor() {
+    super(() => this.readPages());
+    this.pages = [];
+    this.keys = null;
+  }
+
+  async readPages() {
+    const pages = [];
+    let cursor = null;
+    do {
+      const path = withQuery("/keys", { limit: LIMIT, cursor });
+      const before = this.pages.find((one) => one.path === path);
+      const answer = await getIfChanged(path, before?.etag);
+      pages.push(answer.changed ? { path, ...answer } : { ...before, changed: false });
+      cursor = pages.at(-1).data.next_cursor;
+    } while (cursor);
+    const changed = pages.some((one) => one.changed) || pages.length !== this.pages.length;
+    this.pages = pages;
+    if (changed) this.keys = pages.flatMap(({ data }) => data.keys);
+    return changed;
+  }
+}
+
 /** List keys and sessions, with what creates and revokes them. */
 export function Keys() {
-  const { data, error, loading, refresh } = useResource(`/keys?limit=${LIMIT}`);
+  const feed = useMemo(() => new KeyFeed(), []);
+  useFollowed(feed);
+  const { error, refresh } = feed;
   const [asked, ask] = useState(null);
   const now = useNow();
-  const all = [...(data?.keys ?? [])].sort((one, other) => other.created_at - one.created_at);
+  const all = [...(feed.keys ?? [])].sort((one, other) => other.created_at - one.created_at);
   const valid = all.filter((key) => !isOver(key, now));
   const keys = valid.filter((key) => !key.kind);
   const sessions = valid.filter((key) => key.kind);
@@ -47,8 +74,8 @@ export function Keys() {
   return html`<div class="page page-narrow">
     <div class="page-head"><h1>Keys</h1><button class="button button-primary" onClick=${() => ask({ name: "create" })}>New key</button></div>
     ${error && html`<${Failure} error=${error} retry=${refresh} />`}
-    ${loading && html`<${Loading} label="Loading keys" />`}
-    ${data && html`
+    ${!feed.keys && !error && html`<${Loading} label="Loading keys" />`}
+    ${feed.keys && html`
       <section class="card"><h2 class="card-head">API keys</h2>
         ${keys.length ? html`<${KeyGrid} label="API keys" keys=${keys} onRevoke=${revoke} />` : html`<${Empty} icon="keys" title="No API keys"><p>Programs and machines call the API with a key.</p><//>`}
       </section>

@@ -9,19 +9,22 @@ import { RingPage } from "../ring/ring.js";
 import { Rings } from "../ring/rings.js";
 import { Submit } from "../submit/submit.js";
 
+const JOB_ID = /^[0-9a-f-]{36}$/;
+
 export const PLACES = [
   {
     name: "jobs",
     label: "Jobs",
     icon: "jobs",
     href: "#/jobs",
+    scope: "submit",
     matches: (parts) => parts[0] === "jobs" && parts.length === 1,
     title: () => "Jobs",
     View: Jobs,
   },
   {
     name: "job",
-    matches: (parts) => parts[0] === "jobs" && parts.length === 2,
+    matches: (parts) => parts[0] === "jobs" && parts.length === 2 && JOB_ID.test(parts[1]),
     title: (parts) => `Job ${parts[1].slice(0, 8)}`,
     View: JobPage,
   },

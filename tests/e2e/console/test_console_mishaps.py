@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from playwright.sync_api import expect
 
+from baton.contract.admin.keys import KeyCreate, KeyPage
 from baton.contract.admin.shares import ShareRequest
+from baton.contract.names import Scope
+from gpu_client.transport.api.client import BatonClient
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import Scene
+from tests.kits.stack.stack import Stack
 
 
 def test_a_cut_answer_ends_no_view(desk: Desk, scene: Scene) -> None:
@@ -31,3 +37,31 @@ def test_a_link_that_is_pasted_into_an_open_tab_signs_in_and_leaves_the_address(
     page.goto(desk.stack.client.share_job(job_id, ShareRequest()).url)
     expect(page.get_by_text("Shared job")).to_be_visible()
     assert page.url.endswith(f"#/jobs/{job_id}")
+
+
+def test_a_key_for_administration_alone_sees_no_jobs(desk: Desk, stack: Stack) -> None:
+    made = stack.client.create_key(KeyCreate(name="admin-alone", scopes=[Scope.ADMIN], expires_in_s=3600))
+    with BatonClient(stack.url, made.key) as client:
+        link = client.make_session_link().url
+    page = desk.open(link)
+    page.get_by_role("button", name="Sign in").click()
+    places = page.get_by_role("navigation", name="Places")
+    expect(places.get_by_role("link")).to_have_text(["Keys", "Webhooks"])
+    places.get_by_role("link", name="Keys").click()
+    expect(page.get_by_role("table", name="API keys")).to_contain_text("admin-alone")
+
+
+def test_more_keys_than_fit_into_an_answer_are_all_listed(desk: Desk, stack: Stack) -> None:
+    """The API lists the oldest key first, and each machine that enrols leaves a key for a month."""
+    keys = stack.client.list_keys().keys
+
+    def answer(route: Any) -> None:
+        second = "cursor=next" in route.request.url
+        body = KeyPage(keys=keys[1:] if second else keys[:1], next_cursor=None if second else "next")
+        route.fulfill(status=200, content_type="application/json", body=body.model_dump_json())
+
+    page = desk.sign_in()
+    page.route("**/keys?*", answer)
+    page.goto(f"{stack.url}/console#/keys")
+    for key in (one for one in keys if one.kind is None and one.revoked_at is None):
+        expect(page.get_by_role("table", name="API keys").get_by_text(key.id[:8])).to_be_visible()
