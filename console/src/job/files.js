@@ -37,12 +37,13 @@ export function documentOf(job, rules) {
 }
 
 /** Return a command for a shell that submits the document. Pure. */
-export function submitCommand(document) {
-  const text = JSON.stringify(document, null, 2);
-  let mark = "JOB";
-  // A line of the document that equals the mark would end it early.
+export const submitCommand = (document) => withInput("baton submit -", JSON.stringify(document, null, 2), "JOB");
+
+/** Return a command for a shell that reads `text` from its input. Pure. */
+export function withInput(command, text, mark) {
+  // A line of the text that equals the mark would end the text, and the shell would run the lines behind.
   while (text.split("\n").includes(mark)) mark += "_";
-  return `baton submit - <<'${mark}'\n${text}\n${mark}`;
+  return `${command} <<'${mark}'\n${text}\n${mark}`;
 }
 
 /** Show what the job reads, what it has stored, and how to submit it again. */

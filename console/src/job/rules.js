@@ -12,13 +12,13 @@ import { may } from "../core/session.js";
 import { isEnded } from "../jobs/job-list.js";
 import { Backtest } from "./backtest.js";
 import { kindOf, sentenceOf, toneOf } from "./events.js";
-import { Copyable } from "./files.js";
+import { Copyable, withInput } from "./files.js";
 
 const TYPING_MS = 400;
 const EXAMPLE = "rules:\n  - name: not-a-number\n    when: not isfinite(loss)\n    do: {stop: failed}\n";
 
 /** Show the rules of a job. */
-export function Rules({ job, events }) {
+export function Rules({ job, attempts, events }) {
   const { data, error } = useResource(`/job/${job.id}/rules`);
   const [editing, edit] = useState(false);
   if (error) return html`<${Failure} error=${error} />`;
@@ -37,7 +37,7 @@ export function Rules({ job, events }) {
           <span>${one.said}</span>${one.fires > 0 && html`<span class="soft">fired ${counted(one.fires, "time")}</span>`}</li>`,
       )}</ul>`}
       ${editing
-        ? html`<${Editor} job=${job} newest=${data.newest} onClose=${() => edit(false)} />`
+        ? html`<${Editor} job=${job} attempts=${attempts} newest=${data.newest} onClose=${() => edit(false)} />`
         : data.newest?.text && html`<pre class="command" tabindex="0" aria-label="Rules">${data.newest.text}</pre>`}
     </section>
     <section aria-label="What fired"><h2>What fired</h2>
@@ -61,8 +61,10 @@ function InForce({ data }) {
 }
 
 /** Edit the next revision: checked while the reader types, put in force by a button. */
-function Editor({ job, newest, onClose }) {
+function Editor({ job, attempts, newest, onClose }) {
   const [text, setText] = useState(newest?.text || EXAMPLE);
+  // The revision that the reader changes, also after somebody else has stored another one.
+  const [revision] = useState(newest?.revision ?? 0);
   const [checked, setChecked] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -86,7 +88,7 @@ function Editor({ job, newest, onClose }) {
   const put = async () => {
     setBusy(true);
     try {
-      await call("PUT", `/job/${job.id}/rules`, { body: { text, if_revision: newest?.revision ?? 0 } });
+      await call("PUT", `/job/${job.id}/rules`, { body: { text, if_revision: revision } });
       refreshAll();
       toast(text.trim() ? "The rules are stored; the training takes them with its next heartbeat." : "The job has no rules any more.");
       onClose();
@@ -108,9 +110,9 @@ function Editor({ job, newest, onClose }) {
       ${sound && html`<p class="soft">No faults.</p>`}
     </div>
     ${error && html`<p class="inline-error" role="alert">${error.message}</p>`}
-    <${Backtest} job=${job} text=${text} sound=${sound} />
+    <${Backtest} job=${job} attempts=${attempts} text=${text} sound=${sound} />
     <details><summary>The back-test as a command</summary>
-      <${Copyable} label="Copy the command" text=${`cat > rules.yaml <<'RULES'\n${text.trimEnd()}\nRULES\nbaton rules backtest rules.yaml --job ${job.id}`} />
+      <${Copyable} label="Copy the command" text=${`${withInput("cat > rules.yaml", text.trimEnd(), "RULES")}\nbaton rules backtest rules.yaml --job ${job.id}`} />
     </details>
     <div class="dialog-actions">
       <button class="button" onClick=${onClose}>Cancel</button>

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from playwright.sync_api import expect
@@ -12,6 +13,7 @@ from baton.contract.names import Scope
 from gpu_client.transport.api.client import BatonClient
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import Scene
+from tests.e2e.console.trainings import RULES
 from tests.kits.stack.stack import Stack
 
 
@@ -65,3 +67,31 @@ def test_more_keys_than_fit_into_an_answer_are_all_listed(desk: Desk, stack: Sta
     page.goto(f"{stack.url}/console#/keys")
     for key in (one for one in keys if one.kind is None and one.revoked_at is None):
         expect(page.get_by_role("table", name="API keys").get_by_text(key.id[:8])).to_be_visible()
+
+
+def test_rules_that_somebody_else_has_changed_meanwhile_are_not_replaced(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("shared-rules", rules=RULES)
+    page = desk.sign_in(f"/jobs/{job_id}?tab=rules")
+    page.get_by_role("button", name="Change the rules").click()
+    page.get_by_role("textbox", name="Rules").fill(RULES.replace("3 *", "4 *"))
+    expect(page.get_by_text("No faults.")).to_be_visible()
+    theirs = RULES.replace("3 *", "5 *")
+    scene.stack.client.put_rules(job_id, theirs)
+    desk.come_back(page)
+    expect(page.get_by_text("Revision 2")).to_be_visible()
+    page.get_by_role("button", name="Put in force").click()
+    expect(page.get_by_role("alert")).to_contain_text("revision")
+    newest = scene.stack.client.rules(job_id).newest
+    assert newest is not None and newest.text == theirs
+
+
+def test_a_line_of_the_rules_does_not_end_the_copied_command(desk: Desk, scene: Scene) -> None:
+    """A shell would run the lines after the mark of a here-document."""
+    job_id = scene.submit("hostile-rules")
+    page = desk.sign_in(f"/jobs/{job_id}?tab=rules")
+    page.get_by_role("button", name="Add rules").click()
+    page.get_by_role("textbox", name="Rules").fill("rules:\nRULES\necho owned\n")
+    page.get_by_text("The back-test as a command").click()
+    lines = page.get_by_label("Command").inner_text().split("\n")
+    (mark,) = re.findall(r"<<'(\w+)'$", lines[0])
+    assert [at for at, line in enumerate(lines) if line == mark] == [len(lines) - 2]
