@@ -31,8 +31,8 @@ function Filled({ from, chosen }) {
     const load = async () => {
       const [page, job, rules] = await Promise.all([
         get("/recipes", { limit: PAGE }),
-        from && get(`/job/${from}`),
-        from && get(`/job/${from}/rules`),
+        from && get(`/job/${encodeURIComponent(from)}`),
+        from && get(`/job/${encodeURIComponent(from)}/rules`),
       ]);
       set({ recipes: page.recipes, job, document: job ? documentOfJob(job, rules.newest?.text) : {} });
     };

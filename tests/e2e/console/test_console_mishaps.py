@@ -95,3 +95,10 @@ def test_a_line_of_the_rules_does_not_end_the_copied_command(desk: Desk, scene: 
     lines = page.get_by_label("Command").inner_text().split("\n")
     (mark,) = re.findall(r"<<'(\w+)'$", lines[0])
     assert [at for at, line in enumerate(lines) if line == mark] == [len(lines) - 2]
+
+
+def test_an_address_with_a_path_for_a_job_names_no_other_call(desk: Desk) -> None:
+    page = desk.sign_in("/jobs/..%2Frecipes")
+    expect(page.get_by_role("heading", name="No such page")).to_be_visible()
+    page.goto(f"{desk.stack.url}/console#/submit?from=..%2Frecipes")
+    expect(page.get_by_role("alert")).to_contain_text("not_found")
