@@ -26,6 +26,8 @@ class LogFeed extends Poller {
 
   async readOn() {
     let changed = !this.loaded;
+    // Lines that come before the end of the job may follow this read, if the end follows its begin.
+    const { ended } = this;
     for (let page = 0; page < PAGES_AT_ONCE && !this.full; page += 1) {
       const query = { limit: PAGE, cursor: this.cursor, from_attempt: this.cursor ? null : this.attempt, seat: this.seat };
       const { lines, next_cursor } = await get(`/job/${this.id}/logs`, query);
@@ -37,7 +39,7 @@ class LogFeed extends Poller {
       this.again ||= page === PAGES_AT_ONCE - 1;
     }
     this.loaded = true;
-    if (this.ended && !this.again) this.pause_s = 600;
+    if (ended && !this.again) this.pause_s = 600;
     return changed;
   }
 }
@@ -55,10 +57,12 @@ export function Log({ job, attempts, query }) {
     if (attempts !== null && first === null) setFirst(newest);
   }, [attempts]);
   const feed = useMemo(() => (attempts === null ? null : new LogFeed(job.id, attempt, seat)), [job.id, attempt, seat, attempts === null]);
-  useFollowed(feed);
   useEffect(() => {
-    if (feed) feed.ended = isEnded(job);
+    if (!feed) return;
+    feed.ended = isEnded(job);
+    if (feed.loaded) feed.refresh();
   }, [feed, job.state]);
+  useFollowed(feed);
   const change = (changed) => go(hrefOf(`/jobs/${job.id}`, { ...query, ...changed }).slice(1), { replace: true });
   const [text, setText] = useState("");
   const words = text.toLowerCase();

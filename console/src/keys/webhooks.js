@@ -58,8 +58,13 @@ function Deliveries({ hook }) {
   useEffect(() => setOlder({ deliveries: [], cursor: undefined }), [data]);
   const cursor = older.cursor === undefined ? data?.next_cursor : older.cursor;
   const more = async () => {
-    const page = await get(path, { limit: PAGE, cursor });
-    setOlder({ deliveries: [...older.deliveries, ...page.deliveries], cursor: page.next_cursor });
+    try {
+      const page = await get(path, { limit: PAGE, cursor });
+      setOlder({ deliveries: [...older.deliveries, ...page.deliveries], cursor: page.next_cursor });
+    } catch (failure) {
+      if (failure.status === undefined) throw failure;
+      toast(failure.message, { tone: "error" });
+    }
   };
   const all = [...(data?.deliveries ?? []), ...older.deliveries];
   const replay = (one) => jobOf(one) && html`<button class="button button-small" aria-label="Replay ${one.event_id}" onClick=${() => ask(one)}>Replay</button>`;

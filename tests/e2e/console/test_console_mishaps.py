@@ -9,11 +9,12 @@ from playwright.sync_api import expect
 
 from baton.contract.admin.keys import KeyCreate, KeyPage
 from baton.contract.admin.shares import ShareRequest
+from baton.contract.admin.webhooks import WebhookCreate
 from baton.contract.names import Scope
 from gpu_client.transport.api.client import BatonClient
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import Scene
-from tests.e2e.console.trainings import RULES
+from tests.e2e.console.trainings import RULES, Training
 from tests.kits.stack.stack import Stack
 
 
@@ -102,3 +103,39 @@ def test_an_address_with_a_path_for_a_job_names_no_other_call(desk: Desk) -> Non
     expect(page.get_by_role("heading", name="No such page")).to_be_visible()
     page.goto(f"{desk.stack.url}/console#/submit?from=..%2Frecipes")
     expect(page.get_by_role("alert")).to_contain_text("not_found")
+
+
+def test_the_log_of_an_ended_job_goes_on_when_the_job_runs_again(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("run-again", max_failures=1)
+    first = scene.claim("m-1")
+    Training(first).send(["the first attempt"])
+    first.fail("out of luck")
+    page = desk.sign_in(f"/jobs/{job_id}?tab=log")
+    page.clock.install()
+    page.reload()
+    expect(page.get_by_text("the first attempt")).to_be_visible()
+    # The page reads the log of an ended job once more at most.
+    page.clock.fast_forward(20_000)
+    scene.stack.client.retry(job_id)
+    Training(scene.claim("m-2")).send(["the second attempt"])
+    page.clock.fast_forward(20_000)
+    expect(page.get_by_text("the second attempt")).to_be_visible()
+
+
+def test_a_refused_page_of_deliveries_is_told(desk: Desk, stack: Stack) -> None:
+    hook = stack.client.create_webhook(WebhookCreate(url="https://hooks.example.com/mishap", every_job=False))
+    page = desk.sign_in("/webhooks")
+    one = {"event_id": "146683a1#1", "type": "job.submitted", "state": "failed", "attempts": 1, "last_at": 1790000000}
+    known = {"deliveries": [{**one, "status": None, "problem": None}], "next_cursor": "gone"}
+    refusal = {"error": {"code": "invalid_cursor", "message": "The cursor is not valid."}}
+
+    def answer(route: Any) -> None:
+        refused = "cursor=gone" in route.request.url
+        route.fulfill(status=422 if refused else 200, json=refusal if refused else known)
+
+    page.route("**/deliveries?*", answer)
+    card = page.locator("section").filter(has_text=hook.url)
+    card.get_by_role("button", name="Deliveries").click()
+    card.get_by_role("button", name="Show older").click()
+    expect(page.get_by_text("The cursor is not valid.")).to_be_visible()
+    stack.client.delete_webhook(hook.id)
