@@ -101,15 +101,21 @@ class _LogReader:
         self._client = client
         self._job_id = job_id
         self._cursors: dict[int | None, str | None] = dict.fromkeys(nodes)
+        self._read: dict[int | None, tuple[int, int]] = {}
+        """By node, attempt and number of the last line that a caller has received."""
 
     def read_new(self) -> Iterator[_NodeLine]:
         """Yield the lines since the last call, those of several nodes in the order of time."""
-        return heapq.merge(*map(self._read_node, self._cursors), key=lambda one: one.line.at)
+        for one in heapq.merge(*map(self._read_node, self._cursors), key=lambda one: one.line.at):
+            self._read[one.node] = (one.line.epoch, one.line.line)
+            yield one
 
     def _read_node(self, node: int | None) -> Iterator[_NodeLine]:
         while True:
             page = self._client.logs(self._job_id, limit=_LINES_PER_PAGE, cursor=self._cursors[node], seat=node)
-            yield from (_NodeLine(node, line) for line in page.lines)
+            # An outage at a call for another node can end the merge within this page, which is then read again.
+            known = self._read.get(node, (0, -1))
+            yield from (_NodeLine(node, line) for line in page.lines if (line.epoch, line.line) > known)
             self._cursors[node] = page.next_cursor or self._cursors[node]
             if not page.lines:
                 return
