@@ -70,10 +70,16 @@ class Buckets(Construct):
     def permit_reads_from(self, origin: str) -> None:
         """Let pages of an origin GET objects by presigned URLs; a browser hides the answers from all other pages.
 
-        A download that the console verifies needs the permission; pictures and links need none.
+        A download that the console verifies needs the permission; pictures and links need none. The download of a
+        checkpoint's file reads ranges, for which some browsers need a permission of their own.
         """
         for bucket in self.by_name.values():
-            bucket.add_cors_rule(allowed_methods=[s3.HttpMethods.GET], allowed_origins=[origin], max_age=CORS_MAX_AGE_S)
+            bucket.add_cors_rule(
+                allowed_methods=[s3.HttpMethods.GET],
+                allowed_headers=["range"],
+                allowed_origins=[origin],
+                max_age=CORS_MAX_AGE_S,
+            )
 
     def _bucket(self, name: str, stage: StageSettings) -> s3.Bucket:
         bucket = s3.Bucket(
