@@ -1,7 +1,7 @@
 /** Calls of the API. Every call goes to the page's own origin, with the session's token in `x-api-key`. */
 import { learnTime } from "./clock.js";
 import { ApiError, jsonOf, refusalIn } from "./errors.js";
-import { PATIENCE_MS, token } from "./session.js";
+import { PATIENCE_MS, endShare, session, token } from "./session.js";
 
 const REFUSED_KEY = new Set(["key_unknown", "key_revoked", "key_expired", "http_403"]);
 
@@ -32,6 +32,7 @@ export function withQuery(path, query = {}) {
 }
 
 async function fetchAnswer(method, path, { body, headers = {} }, fresh = false) {
+  const { shared } = session.value;
   const sent = { ...headers, "x-api-key": await token({ fresh }) };
   if (body !== undefined) sent["content-type"] = "application/json";
   let answer;
@@ -51,6 +52,7 @@ async function fetchAnswer(method, path, { body, headers = {} }, fresh = false) 
   const refusal = await refusalIn(answer);
   // The authorizer refuses a token that ended early: one new token tells whether the session has ended, too.
   const refusedToken = refusal.status === 401 || REFUSED_KEY.has(refusal.code);
-  if (refusedToken && !fresh) return fetchAnswer(method, path, { body, headers }, true);
+  if (refusedToken && shared) endShare(refusal);
+  else if (refusedToken && !fresh) return fetchAnswer(method, path, { body, headers }, true);
   throw refusal;
 }

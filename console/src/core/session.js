@@ -1,7 +1,7 @@
 /**
  * The session of this page: a short-lived token in memory, renewed from the cookie that scripts cannot read.
  *
- * `state` is "unknown" until the first answer, then "in" or "out".
+ * `state` is "unknown" until the first answer, then "in" or "out"; `reason` is the refusal that ended a session.
  */
 import { learnTime, now_s } from "./clock.js";
 import { ApiError, jsonOf, refusalIn } from "./errors.js";
@@ -35,6 +35,11 @@ export async function signIn(proof) {
 /** Read with the key of a shared job, which shows this job alone and stays in memory: a reload needs the link again. */
 export function openShare(key) {
   session.value = { state: "in", token: key, expires_at: Infinity, scopes: ["view"], shared: true };
+}
+
+/** End a shared view whose key the API refuses: no other key replaces the key of a link. */
+export function endShare(refusal) {
+  session.value = { state: "out", reason: refusal };
 }
 
 /** End the session here and on the server. */

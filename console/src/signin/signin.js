@@ -8,12 +8,13 @@ const PERMITS = { submit: "see and steer jobs", admin: "manage keys and webhooks
 
 /** Sign in: by the code of a link, by the cookie of an earlier sign-in, or with a pasted key. */
 export function SignIn({ code }) {
-  const { state } = useSignal(session);
+  const { state, reason = null } = useSignal(session);
   const [waits, setWaits] = useState(state !== "out");
   // The code of a link, until it is used, refused or declined.
   const [unused, setUnused] = useState(state === "out" ? null : code);
   const [offer, setOffer] = useState(null);
-  const [refusal, setRefusal] = useState(null);
+  // The end of the session that the reader has seen, not the lack of one on a first visit.
+  const [refusal, setRefusal] = useState(reason);
   const [away, setAway] = useState(false);
 
   useEffect(() => {

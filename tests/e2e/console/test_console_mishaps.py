@@ -139,3 +139,14 @@ def test_a_refused_page_of_deliveries_is_told(desk: Desk, stack: Stack) -> None:
     card.get_by_role("button", name="Show older").click()
     expect(page.get_by_text("The cursor is not valid.")).to_be_visible()
     stack.client.delete_webhook(hook.id)
+
+
+def test_a_shared_link_that_ends_leaves_no_old_state_on_the_screen(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("shared-for-a-while")
+    made = scene.stack.client.share_job(job_id, ShareRequest())
+    page = desk.open(made.url)
+    expect(page.get_by_role("heading", name="shared-for-a-while")).to_be_visible()
+    scene.stack.client.revoke_key(made.id)
+    desk.come_back(page)
+    expect(page.get_by_role("alert")).to_contain_text("revoked")
+    expect(page.get_by_role("heading", name="shared-for-a-while")).to_have_count(0)
