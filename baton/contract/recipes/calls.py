@@ -40,8 +40,9 @@ class RecipeView(RecipeSummary):
     """
 
     document: str
-    recipe: JsonObject
-    """The document as JSON, in which each field without a value has its default: the schema of a form."""
+    recipe: JsonObject | None = None
+    """The document as JSON, in which each field without a value has its default: the schema of a form. None from an
+    older control plane."""
 
 
 class RecipeQuery(WireModel):

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from baton.contract.recipes.calls import RecipeView
 from baton.contract.recipes.model import Parameter, Recipe
 from baton.contract.recipes.plan import CommandOrder, OutputCheck, RunPlan, StepOrder
 from baton.contract.recipes.rendering import MAX_PLAN_CHARS, escape_of, input_faults, parameter_faults, plan_of
@@ -370,3 +371,9 @@ def test_recipes_that_are_refused(field: str, value: Any) -> None:
 
 def test_id() -> None:
     assert recipe(version=12).id == "digits@12"
+
+
+def test_the_answer_of_a_control_plane_without_forms_is_read() -> None:
+    """A new client meets an older control plane until its update."""
+    answer = {"id": "digits@1", "description": "", "built_in": True, "document": "name: digits"}
+    assert RecipeView.model_validate(answer).recipe is None
