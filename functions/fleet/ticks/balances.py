@@ -58,7 +58,7 @@ def describe_low_balance(balance_usd: float | None, usd_per_hour: float) -> str:
     if balance_usd is None or balance_usd > LOW_H * usd_per_hour:
         return ""
     if balance_usd <= 0:
-        return f"the credit is {balance_usd:.2f} USD; add credit, because the provider rents nothing without"
+        return f"the credit is {balance_usd:z.2f} USD; add credit, because the provider rents nothing without"
     hours = balance_usd / usd_per_hour
     return (
         f"the credit of {balance_usd:.2f} USD lasts {hours:.1f} h at {usd_per_hour:.2f} USD/h; add credit before the "

@@ -26,6 +26,7 @@ FOREIGN = "dep20000-nights-1"
 HAPPY = "planned requested booting registered ready busy ready draining terminating gone"
 OVERDUE = HAPPY.replace(" gone", " overdue gone")
 """Path of a machine whose provider does not end it for more than ten minutes."""
+LOST = "planned requested booting registered ready busy lost terminating gone"
 ABSENT = "planned requested ambiguous failed"
 FOUND = HAPPY.replace("requested", "requested ambiguous")
 CREATES = {

@@ -41,11 +41,16 @@ def test_a_low_credit_is_an_event_of_the_fleet_twice_an_hour(night: Night, monke
     assert warnings(night) == [
         "loopback: the credit of 0.40 USD lasts 2.0 h at 0.20 USD/h; add credit before the provider ends the machines"
     ]
+    balance = -0.001
+    night.step(EVERY_S // 60)
+    assert warnings(night)[0] == (
+        "loopback: the credit is 0.00 USD; add credit, because the provider rents nothing without"
+    )
     balance = None
     night.step(EVERY_S // 60)
     failures = [one for report in night.reports for one in report.failures]
     assert "loopback: the credit cannot be read: 502" in failures
-    assert len(warnings(night)) == 1 and [at % EVERY_S for at in examined] == [0, 0, 0, 0]
+    assert len(warnings(night)) == 2 and [at % EVERY_S for at in examined] == [0, 0, 0, 0, 0]
 
 
 def test_a_tick_without_time_has_not_finished(night: Night) -> None:

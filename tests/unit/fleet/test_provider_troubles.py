@@ -15,7 +15,7 @@ import pytest
 from baton.contract.fleets.fleet import MachineState as State
 from fakes.vast.provider import KEY, PERMISSIONS
 from tests.twins.provider import VirtualProvider
-from tests.unit.fleet.rented import FOREIGN, HAPPY, HTTP_PROVIDERS, OVERDUE, RentedNight
+from tests.unit.fleet.rented import FOREIGN, HAPPY, HTTP_PROVIDERS, LOST, OVERDUE, RentedNight
 
 Change = Callable[[Any], object]
 
@@ -121,6 +121,30 @@ def test_a_key_that_loses_its_permission_in_mid_job_leaves_no_machine_once_it_is
     assert any("provider_permission_missing" in one and "read/write access" in one for one in failures), failures
     made.fake.scopes = {"billing", "pods"}
     night.finish(OVERDUE)
+
+
+@pytest.mark.parametrize("made", ["vast"], indirect=True)
+def test_a_credit_that_ends_in_mid_job_leaves_no_machine_and_the_job_goes_on_with_the_next_credit(made: Any) -> None:
+    """Vast.ai stops the machine at once, and bills its disk until the destroy."""
+    night = RentedNight(made)
+    training = night.night.submit(hours=1)
+    busy = night.step_until(State.BUSY)
+    made.fake.credit = made.fake.meter.usd()
+    night.market.dead.add(busy.id)
+    night.step_until(State.GONE)
+    assert night.machine(busy.id).reason.startswith("outbid") and training.left_s > 0
+    night.step(3)
+    told = night.waits()
+    assert "provider_credit_exhausted" in told and "add credit at" in told and "\n" not in told, told
+    assert made.existing() == [FOREIGN]
+    billed = night.usd()
+    night.step(5)
+    assert night.usd() == pytest.approx(billed)
+    made.fake.credit = 99.0
+    night.step_until(State.READY)
+    refused = sum(one.state is State.FAILED for one in night.machines())
+    assert refused >= 1
+    night.finish(LOST, *["planned requested failed"] * refused, HAPPY, over_usd=0.2)
 
 
 @pytest.mark.parametrize("made", ["runpod"], indirect=True)

@@ -25,11 +25,11 @@ from tests.unit.fleet.rented import (
     FOUND,
     HAPPY,
     HTTP_PROVIDERS,
+    LOST,
     OVERDUE,
     RentedNight,
 )
 
-LOST = "planned requested booting registered ready busy lost terminating gone"
 DRAINED = "planned requested booting registered ready busy draining terminating gone"
 NEVER_STARTED = "planned requested booting terminating gone"
 
