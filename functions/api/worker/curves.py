@@ -2,6 +2,9 @@
 
 A summary replaces 16 neighboring chunks, or 16 summaries, by about 1,024 buckets of each curve. The first call that
 needs a summary stores the summary, so that a later call reads few objects however many points a job has reported.
+
+A chunk is never stored behind a summary, where no call would read the chunk: an agent sends one chunk after the other,
+and a chunk of a later attempt is summarized only `_SETTLED_S` after the first chunk of this attempt.
 """
 
 from __future__ import annotations
@@ -23,6 +26,7 @@ from baton.contract.worker.output import log_wait_s
 from functions.api.http.context import ApiCall, Context, NotModified, WithHeaders, require_job
 from functions.api.worker.logs import POINT_LETTERS, choose_owners
 from functions.domain.checkpoints.object_keys import curves_prefix, logs_prefix
+from functions.domain.checkpoints.packs import FUNCTION_TIMEOUT_S
 from functions.domain.curve_thinning import (
     CurveBucket,
     CurveKey,
@@ -44,8 +48,11 @@ _NEW_BYTES = 16_000_000
 _FINER_OBJECTS = 128
 _MAX_BUCKETS = 40_000
 """Limit of an answer, which then has at most 4 MB."""
+_SETTLED_S = FUNCTION_TIMEOUT_S + 30
+"""Seconds after the first chunk of an attempt, in which a call of the attempt before may still store a chunk."""
 _NAMES_PER_PAGE = 1000
 _MAX_PAGES = 50
+_FIRST_ATTEMPT = f"{1:010d}"
 _SUMMARY = re.compile(r"([1-9])/([0-9a-z-]{24,40})_([0-9a-z-]{24,40})")
 
 
@@ -90,9 +97,10 @@ def read_curves(context: Context, call: ApiCall) -> WithHeaders | NotModified:
     newest = plan.chunks[-1:] or plan.summaries[-1:]
     state = [owner, query.model_dump(), [part.last for part in newest], plan.complete, job.state is JobState.RUNNING]
     etag = f'W/"{sha256(json.dumps(state).encode()).hexdigest()[:24]}"'
-    if call.headers.get("if-none-match") == etag:
+    # The chunks of an incomplete plan may wait for their summary alone.
+    if plan.complete and call.headers.get("if-none-match") == etag:
         return NotModified(etag)
-    contents = store.read(plan)
+    contents = store.read(plan, call.now)
     names = sorted({name for content in contents for _, name in content.curves}, key=_rank)
     wanted = query.names.split(",") if query.names is not None else names[:1]
     seen = [content for content in contents if content.curves]
@@ -113,7 +121,7 @@ def read_curves(context: Context, call: ApiCall) -> WithHeaders | NotModified:
         first_step=first_step,
         last_step=last_step,
         curves=curves,
-        complete=plan.complete,
+        complete=plan.complete or len(contents) == len(plan.summaries) + len(plan.chunks),
         next_at=next_at,
     )
     return WithHeaders(view, {"etag": etag})
@@ -128,10 +136,7 @@ class _CurveStore:
         self._chunks, self._summaries = logs_prefix(owner), curves_prefix(owner)
 
     def plan(self) -> _Plan:
-        """List the newest summaries and the chunks behind them.
-
-        A chunk of a lost attempt that arrives after the summary of its neighbors is not in the curves.
-        """
+        """List the newest summaries and the chunks behind them."""
         found = []
         for key, _ in self._list(self._summaries, None):
             named = _SUMMARY.fullmatch(key)
@@ -163,13 +168,18 @@ class _CurveStore:
             if page.cursor is None or not page.items:
                 return
 
-    def read(self, plan: _Plan) -> list[_Content]:
-        """Return the contents of the plan's parts, and store the summaries that are due."""
+    def read(self, plan: _Plan, now: int) -> list[_Content]:
+        """Return the contents of the plan's parts, and store the summaries that are due.
+
+        As many contents as parts: no summary is due.
+        """
         parts = [*plan.summaries, *plan.chunks]
         found = list(zip(parts, self._load(parts), strict=True))
+        settled = _count_settled(found, now)
         for level in range(9):
             begin = next((place for place, (part, _) in enumerate(found) if part.level == level), len(found))
             end = next((place for place, (part, _) in enumerate(found) if part.level < level), len(found))
+            end = min(end, settled) if level == 0 else end
             while end - begin >= _FANOUT:
                 found[begin : begin + _FANOUT] = [self._summarize(found[begin : begin + _FANOUT])]
                 begin, end = begin + 1, end - _FANOUT + 1
@@ -229,6 +239,17 @@ class _CurveStore:
             return found
 
         return {key: cut(found, first_step, last_step) for key, found in join_curves(map(finer, contents)).items()}
+
+
+def _count_settled(found: Sequence[tuple[_Part, _Content]], now: int) -> int:
+    """Return the number of parts before the first chunk of an attempt whose predecessor may still store a chunk."""
+    before = _FIRST_ATTEMPT
+    for place, (part, content) in enumerate(found):
+        attempt = part.first.partition("-")[0]
+        if attempt != before and content.stored_at > now - _SETTLED_S:
+            return place
+        before = part.last.partition("-")[0]
+    return len(found)
 
 
 def _parse(part: _Part, data: bytes | None) -> _Content:

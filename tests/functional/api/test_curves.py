@@ -171,6 +171,36 @@ def test_many_attempts_do_not_make_an_answer_too_large(api: Api, held: Held, mon
     assert 50 <= sum(len(one["steps"]) for one in curves) <= 100
 
 
+@pytest.mark.parametrize("summarized", [15, 16])
+def test_a_chunk_of_a_lost_attempt_that_is_stored_late_is_in_the_curves(api: Api, held: Held, summarized: int) -> None:
+    """The lease was proved before the next attempt began, and the object store took its time."""
+    store(api, held, {step: {"loss": 1.0} for step in range(summarized)}, per_chunk=1)
+    read(api, held.id)
+    held.release().ok()
+    again = api.claim()
+    store(api, again, {step: {"loss": 2.0} for step in range(10, 26)}, per_chunk=1)
+    seen = read(api, held.id)["curves"]
+    assert [(one["epoch"], one["steps"][-1]) for one in seen] == [(1, summarized - 1), (2, 25)]
+    store(api, held, {summarized: {"loss": 1.0}}, per_chunk=1, first_point=summarized)
+    for later_s in (0, 61, 0):
+        api.clock.advance(later_s)
+        late = read(api, held.id)["curves"]
+        assert [(one["epoch"], one["steps"][-1]) for one in late] == [(1, summarized), (2, 25)]
+    assert summaries(api, held.id) == ["1"] * 2
+
+
+def test_many_chunks_of_a_new_attempt_come_without_further_calls_at_once(api: Api, held: Held) -> None:
+    held.release().ok()
+    again = api.claim()
+    store(api, again, {step: {"loss": 2.0} for step in range(40)}, per_chunk=1)
+    early = get(api, held.id)
+    assert (early.ok()["complete"], early.ok()["last_step"], summaries(api, held.id)) == (True, 31, [])
+    api.clock.advance(61)
+    get(api, held.id, etag=early.headers["etag"])
+    assert summaries(api, held.id) == ["1"] * 2
+    assert read(api, held.id)["last_step"] == 39
+
+
 def test_an_unchanged_answer_is_not_read_again(api: Api, held: Held, monkeypatch: pytest.MonkeyPatch) -> None:
     store(api, held, {step: {"loss": 1.0} for step in range(100)}, per_chunk=10)
     answer = get(api, held.id)
