@@ -7,49 +7,18 @@ import { html } from "../core/html.js";
 import { useResource } from "../core/polling.js";
 import { get } from "../core/api.js";
 import { may } from "../core/session.js";
+import { documentOf, submitCommand } from "../submit/document.js";
 import { useArtifacts } from "./artifacts.js";
 import { locate, VerifiedDownload } from "./download.js";
 
 const INPUTS_SHOWN = 100;
 
-/** Return the document with which `baton submit` submits the same job again. Pure. */
-export function documentOf(job, rules) {
-  const document = {
-    name: job.name ?? undefined,
-    ...(job.recipe ? { recipe: job.recipe } : { command: job.command }),
-    queue: job.rent ? undefined : job.queue,
-    priority: job.priority,
-    parameters: job.parameters,
-    environment: job.environment,
-    inputs: job.inputs,
-    outputs: job.recipe ? undefined : job.outputs,
-    requirements: job.requirements,
-    policy: job.policy,
-    tags: job.tags,
-    webhook: job.webhook ?? undefined,
-    rings: job.rings,
-    rules: rules || undefined,
-    rent: job.rent ?? undefined,
-    nodes: job.nodes ?? undefined,
-  };
-  const empty = (value) => value === undefined || value === null || (typeof value === "object" && Object.keys(value).length === 0);
-  return Object.fromEntries(Object.entries(document).filter(([name, value]) => !empty(value) || name === "outputs" && Array.isArray(value)));
-}
-
-/** Return a command for a shell that submits the document. Pure. */
-export const submitCommand = (document) => withInput("baton submit -", JSON.stringify(document, null, 2), "JOB");
-
-/** Return a command for a shell that reads `text` from its input. Pure. */
-export function withInput(command, text, mark) {
-  // A line of the text that equals the mark would end the text, and the shell would run the lines behind.
-  while (text.split("\n").includes(mark)) mark += "_";
-  return `${command} <<'${mark}'\n${text}\n${mark}`;
-}
-
 /** Show what the job reads, what it has stored, and how to submit it again. */
 export function Files({ job, version }) {
   const { artifacts, final, error } = useArtifacts(job, version);
   const checksums = new Map(job.artifacts.map((one) => [one.path, one.crc64nvme]));
+  const some = Object.keys(job.environment).length;
+  const variables = some ? counted(some, "environment variable") : "";
   const { data: rules, loading } = useResource(`/job/${job.id}/rules`);
   return html`<div class="files">
     ${may("submit") && html`<section aria-label="Outputs"><h2>Outputs</h2>
@@ -72,7 +41,7 @@ export function Files({ job, version }) {
       )}</ul>`}
     </section>
     <section aria-label="Document"><h2>Document</h2>
-      <p class="soft">Submits the same job again${Object.keys(job.environment).length ? `, with its ${counted(Object.keys(job.environment).length, "environment variable")}` : ""}.</p>
+      <p class="soft">Submits the same job again${variables && (may("submit") ? `, with its ${variables}` : `; a shared link leaves out the values of its ${variables}`)}.</p>
       ${loading ? html`<${Loading} rows=${3} label="Loading the rules" />` : html`<${Copyable} text=${submitCommand(documentOf(job, rules?.newest?.text))} label="Copy the command" />`}
     </section>
   </div>`;

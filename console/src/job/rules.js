@@ -9,10 +9,11 @@ import { count, counted } from "../core/format.js";
 import { html } from "../core/html.js";
 import { refreshAll, useResource } from "../core/polling.js";
 import { may } from "../core/session.js";
+import { withInput } from "../submit/document.js";
 import { isEnded } from "../jobs/job-list.js";
 import { Backtest } from "./backtest.js";
 import { kindOf, sentenceOf, toneOf } from "./events.js";
-import { Copyable, withInput } from "./files.js";
+import { Copyable } from "./files.js";
 
 const TYPING_MS = 400;
 const EXAMPLE = "rules:\n  - name: not-a-number\n    when: not isfinite(loss)\n    do: {stop: failed}\n";

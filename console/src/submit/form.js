@@ -99,9 +99,11 @@ export function splitCommand(line) {
   let quote = "";
   for (let at = 0; at < line.length; at += 1) {
     const letter = line[at];
-    if (letter === "\\" && quote !== "'" && at + 1 < line.length) {
+    const next = line[at + 1];
+    // Within double quotes a backslash before any other letter is itself.
+    if (letter === "\\" && next && quote !== "'" && (!quote || '$`"\\\n'.includes(next))) {
       at += 1;
-      if (line[at] !== "\n") word = (word ?? "") + line[at];
+      if (next !== "\n") word = (word ?? "") + next;
     } else if (quote) {
       if (letter === quote) quote = "";
       else word += letter;

@@ -6,10 +6,11 @@ import { call, get, post } from "../core/api.js";
 import { counted } from "../core/format.js";
 import { html } from "../core/html.js";
 import { go, hrefOf } from "../core/router.js";
-import { Copyable, documentOf as documentOfJob, submitCommand } from "../job/files.js";
+import { Copyable } from "../job/files.js";
 import { titleOf } from "../jobs/actions.js";
 import { needs } from "../jobs/why.js";
 import { Cost } from "./cost.js";
+import { documentOf as documentOfJob, submitCommand } from "./document.js";
 import { ParameterField, Rows, TextField } from "./fields.js";
 import { documentOf, formOf } from "./form.js";
 

@@ -141,6 +141,14 @@ def test_a_refused_page_of_deliveries_is_told(desk: Desk, stack: Stack) -> None:
     stack.client.delete_webhook(hook.id)
 
 
+def test_a_reader_of_a_shared_job_learns_that_its_command_lacks_values(desk: Desk, scene: Scene) -> None:
+    job_id = scene.submit("shared-document", environment={"TOKEN": "s3cret"})
+    page = desk.open(scene.stack.client.share_job(job_id, ShareRequest()).url)
+    page.get_by_role("link", name="Files", exact=True).click()
+    expect(page.get_by_text("a shared link leaves out the values of its 1 environment variable")).to_be_visible()
+    assert "s3cret" not in page.content()
+
+
 def test_a_shared_link_that_ends_leaves_no_old_state_on_the_screen(desk: Desk, scene: Scene) -> None:
     job_id = scene.submit("shared-for-a-while")
     made = scene.stack.client.share_job(job_id, ShareRequest())
