@@ -2,8 +2,9 @@
 
     python -m console.build
 
-npm installs the packages of the lock file, and esbuild bundles them with the sources. The name of each script and style
-sheet contains a digest of the contents, so a browser may keep the file for ever. `manifest.json` lists the files:
+npm installs the packages of the lock file, and esbuild bundles them with the sources. A module that the sources load
+with `import()` becomes a script of its own, which the first view does not read. The name of each script and style sheet
+contains a digest of the contents, so a browser may keep the file for ever. `manifest.json` lists the files:
 `{"files": {"main-5TQ7A2.js": {"content_type": "text/javascript; charset=utf-8", "bytes": 9120, "gzip_bytes": 3311}}}`.
 Beside each file `<name>.gz` has its compressed bytes.
 """
@@ -36,8 +37,10 @@ OPTIONS = (
     "--bundle",
     "--minify",
     "--format=esm",
+    "--splitting",
     "--target=es2022",
     "--entry-names=[name]-[hash]",
+    "--chunk-names=[name]-[hash]",
     "--log-level=warning",
 )
 

@@ -1,6 +1,7 @@
 import { useState } from "preact/hooks";
+import { DownloadCheckpoint } from "../checkpoints/download.js";
 import { Tag } from "../components/badge.js";
-import { Confirm, Dialog } from "../components/dialog.js";
+import { Confirm } from "../components/dialog.js";
 import { Empty, Failure, Loading } from "../components/states.js";
 import { Age } from "../components/time.js";
 import { toast } from "../components/toast.js";
@@ -11,7 +12,6 @@ import { refreshAll } from "../core/polling.js";
 import { may } from "../core/session.js";
 import { isEnded } from "../jobs/job-list.js";
 import { useList } from "./data.js";
-import { Copyable } from "./files.js";
 
 /** Return the step of the best checkpoint by the job's metric, the evaluation loss or the loss; null if unknown. Pure. */
 export function bestOf(job, checkpoints) {
@@ -51,19 +51,14 @@ export function Checkpoints({ job, version }) {
           <td class="soft">${Object.entries(one.metrics).slice(0, 3).map(([name, value]) => `${name} ${number(value)}`).join(", ")}</td>
           <td><${Signs} one=${one} best=${best} /></td>
           <td class="num">
-            ${may("submit") && !one.damaged && html`<button class="button button-quiet" onClick=${() => want(one)} aria-label="Download step ${one.step}">Download</button>`}
+            ${may("submit") && !one.damaged && html`<button class="button button-quiet" onClick=${() => want(one)} aria-label="Download step ${count(one.step)}">Download</button>`}
             ${may("submit") && isEnded(job) && !one.damaged && html`<button class="button button-quiet" onClick=${() => choose(one)}>Resume from here</button>`}
           </td>
         </tr>`,
       )}</tbody>
     </table></div>
     ${!isEnded(job) && html`<p class="soft">To resume from an older checkpoint, stop the job first.</p>`}
-    ${wanted && html`<${Dialog} title="Download step ${count(wanted.step)}" onClose=${() => want(null)}>
-      <div class="dialog-text"><p>A checkpoint is stored in parts that checkpoints share, ${bytes(wanted.total_bytes)} as files. The command joins the parts, and verifies
-        each by its digest:</p></div>
-      <${Copyable} text="baton fetch ${job.id} . --checkpoint ${wanted.step}" label="Copy the command" />
-      <div class="dialog-actions"><button class="button" onClick=${() => want(null)}>Close</button></div>
-    <//>`}
+    ${wanted && html`<${DownloadCheckpoint} job=${job} checkpoint=${wanted} onClose=${() => want(null)} />`}
     ${chosen && html`<${Resume} job=${job} checkpoint=${chosen} onClose=${() => choose(null)} />`}
   </section>`;
 }

@@ -5,6 +5,7 @@ import { call } from "../core/api.js";
 import { Crc64 } from "../core/crc64.js";
 import { bytes, percent } from "../core/format.js";
 import { html } from "../core/html.js";
+import { savedName } from "./saved-name.js";
 
 /** The page holds a file in memory until the file is verified. */
 export const MAX_VERIFIED_BYTES = 256 * 2 ** 20;
@@ -47,10 +48,11 @@ async function readVerified({ url, crc64nvme }, onProgress, signal) {
 
 class DownloadError extends Error {}
 
-function save(blob, name) {
+/** Save bytes under the last part of `path`. */
+export function save(blob, path) {
   const link = document.createElement("a");
   link.href = URL.createObjectURL(blob);
-  link.download = name;
+  link.download = savedName(path);
   link.click();
   setTimeout(() => URL.revokeObjectURL(link.href), 60_000);
 }
@@ -71,7 +73,7 @@ export function VerifiedDownload({ path, size_bytes, find, command }) {
       const found = await find();
       if (!found.crc64nvme) throw new DownloadError("The store has no checksum of this file.");
       const blob = await readVerified(found, (read) => set({ kind: "reads", read }), stop.current.signal);
-      save(blob, path.split("/").at(-1));
+      save(blob, path);
       set({ kind: "saved", crc64nvme: found.crc64nvme });
     } catch (error) {
       if (stop.current.signal.aborted) return;

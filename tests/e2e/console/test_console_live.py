@@ -11,6 +11,7 @@ from PIL import Image
 from playwright.sync_api import expect
 
 from tests.e2e.console.desk import Desk
+from tests.e2e.console.saved_files import save_file
 from tests.kits.stack.workshop import Workshop
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
@@ -45,3 +46,10 @@ def test_a_training_is_watched_through_the_loss_of_its_machine(desk: Desk, shop:
     expect(page.get_by_text("2 marks in words")).to_be_visible()
     expect(page.locator("main")).to_contain_text("Complete")
     expect(page.get_by_role("img", name=re.compile("attempt 2"))).to_be_visible()
+
+    newest = stack.client.checkpoints(job_id).checkpoints[0]
+    page.get_by_role("link", name="Checkpoints", exact=True).click()
+    page.get_by_role("button", name=f"Download step {newest.step}", exact=True).click()
+    for path, content in stack.files_of(stack.manifest(newest.manifest_key)).items():
+        assert save_file(page, path) == (path, content)
+    expect(page.get_by_text("verified", exact=True)).not_to_have_count(0)

@@ -28,7 +28,20 @@ def test_scripts_are_small_and_requests_few(dist: Path) -> None:
     files = json.loads((dist / "manifest.json").read_text())["files"]
     scripts = [name for name in files if name.endswith(".js")]
     assert sum(files[name]["gzip_bytes"] for name in scripts) <= MAX_SCRIPT_GZIP_BYTES
-    assert len(files) + FIRST_CALLS <= MAX_REQUESTS
+    (entry,) = (name for name in scripts if name.startswith("main-"))
+    # A script that another one imports statically would be a request of the first view, too.
+    assert not re.search(r"""(?:from|import)\s*["']\./""", (dist / entry).read_text())
+    later = [name for name in scripts if name != entry]
+    assert len(files) - len(later) + FIRST_CALLS <= MAX_REQUESTS
+
+
+def test_what_downloads_a_checkpoint_is_a_script_of_its_own(dist: Path) -> None:
+    """No page without a download reads the decoder and the hash."""
+    (reader,) = dist.glob("reader-*.js")
+    assert not re.search(r"""(?:from|import)\s*["']\./""", reader.read_text()), "a second request for shared code"
+    (main,) = dist.glob("main-*.js")
+    assert re.findall(r"""import\(["']\./(reader-[^"']+)["']\)""", main.read_text()) == [reader.name]
+    assert "zstd" not in main.read_text()
 
 
 def test_the_page_names_files_of_the_build_and_nothing_else(dist: Path) -> None:
