@@ -110,6 +110,20 @@ export function marksOf(attempts, decisions) {
   return marks;
 }
 
+/** Return the marks of the firings that a back-test has found: `{step, kind, text}`. */
+export const firingsOf = (rules) =>
+  rules.flatMap((one) =>
+    one.steps.map((step) => ({ step, kind: "rule", text: `${one.rule} would have fired at step ${step}: ${one.actions.join(", ")}` })),
+  );
+
+/** Return the metric that a back-test's first firing rests on, else the metric that judges the run, else undefined. */
+export function judgedMetricOf({ rules, goal }) {
+  const operands = rules.filter((one) => one.fires > 0).flatMap((one) => Object.keys(one.operands));
+  // A name that is followed by a bracket is a function.
+  const names = operands.flatMap((text) => text.match(/[A-Za-z_][\w.]*(?![\w.(])/g) ?? []);
+  return names.find((name) => name !== "step") ?? goal?.metric;
+}
+
 /** Return the ranges of steps that were trained again: `[{from, to}]`. */
 export function repeatedRanges(attempts) {
   const ranges = [];

@@ -71,11 +71,12 @@ export function Curves({ job, attempts: all, events, query }) {
     ${others.length
       ? html`<${ComparedPlots} job=${job} attempts=${attempts} data=${data} others=${others} asked=${asked} names=${shown} view=${{ smoothing, log, range, zoom }} />`
       : shown.map((name) => html`<${MetricPlot} key=${name} name=${name} job=${job} data=${data} attempts=${attempts} marks=${marks} ranges=${ranges} view=${{ smoothing, log, range, zoom }} />`)}
-    ${!others.length && html`<${Key} attempts=${attempts} marks=${marks} ranges=${ranges} />`}
+    ${!others.length && html`<${Key} marks=${marks} ranges=${ranges} />`}
   </section>`;
 }
 
-function MetricPlot({ name, job, data, attempts, marks, ranges, view }) {
+/** Show the curve of one metric of a job. `view`: `{smoothing, log, range, zoom}`. */
+export function MetricPlot({ name, job, data, attempts, marks, ranges, view }) {
   const { smoothing, log } = view;
   const built = useMemo(() => {
     const curves = data.curves.filter((curve) => curve.name === name);
@@ -171,15 +172,15 @@ function ComparedPlot({ name, all, view }) {
 
 const SIGNS = { kill: "✕", failure: "✕", resume: "▸", rule: "▾" };
 
-/** List what the marks say, for readers without a pointer. */
-function Key({ attempts, marks, ranges }) {
+/** List what the marks say, for readers without a pointer. `rule`: what a mark of a rule is. */
+export function Key({ marks, ranges, rule = "rule or command" }) {
   const rules = marks.filter((mark) => mark.kind === "rule").length;
   const losses = marks.filter((mark) => mark.kind === "kill" || mark.kind === "failure").length;
   return html`<ul class="curve-key">
       ${losses > 0 && html`<li><b class="sign sign-kill">✕</b>machine lost or attempt failed</li>`}
-      ${attempts.length > 1 && html`<li><b class="sign sign-resume">▸</b>next attempt goes on</li>`}
+      ${marks.some((mark) => mark.kind === "resume") && html`<li><b class="sign sign-resume">▸</b>next attempt goes on</li>`}
       ${ranges.length > 0 && html`<li><i class="swatch swatch-repeated"></i>steps trained again</li>`}
-      ${rules > 0 && html`<li><b class="sign sign-rule">▾</b>rule or command</li>`}
+      ${rules > 0 && html`<li><b class="sign sign-rule">▾</b>${rule}</li>`}
       <li class="soft">Drag over steps to zoom, double-click to see all.</li>
     </ul>
     ${marks.length > 0 && html`<details class="mark-list">

@@ -5,11 +5,12 @@ import { Grid } from "../components/grid.js";
 import { post } from "../core/api.js";
 import { count, counted, duration, number } from "../core/format.js";
 import { html } from "../core/html.js";
+import { FiringCurve } from "./backtest-curve.js";
 
 const USES = { saved: ["good", "saved"], wrongly: ["bad", "wrongly cut off"], unknown: ["plain", "of unknown use"] };
 
-/** Back-test `text` by a button. `sound`: the text has no faults. */
-export function Backtest({ job, text, sound }) {
+/** Back-test `text` by a button. `sound`: the text has no faults; `attempts`: null until they are loaded. */
+export function Backtest({ job, attempts, text, sound }) {
   const [found, set] = useState(null);
   const [error, setError] = useState(null);
   const [busy, setBusy] = useState(false);
@@ -29,6 +30,7 @@ export function Backtest({ job, text, sound }) {
       <button type="button" class="button" disabled=${!sound || busy} onClick=${run}>${busy ? "Replaying …" : "Back-test"}</button></div>
     ${error && html`<p class="inline-error" role="alert">${error.message}</p>`}
     ${found && html`<div role="status"><${Verdict} found=${found} stale=${found.text !== text} /></div>`}
+    ${found?.rules.some((one) => one.fires > 0) && html`<${FiringCurve} job=${job} attempts=${attempts} found=${found} />`}
   </section>`;
 }
 

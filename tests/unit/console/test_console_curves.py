@@ -21,6 +21,13 @@ CURVES = [
     {"epoch": 2, "steps": [50], "means": [5], "lows": None, "highs": None},
 ]
 TWO = [{"epoch": 1, "step": 1, "mean": 1}, {"epoch": 2, "step": 2, "mean": 1}]
+TRIED = [
+    {"rule": "never", "fires": 0, "steps": [], "actions": ["stop"], "operands": {"lr": 1}},
+    {
+        "rule": "late", "fires": 1, "steps": [7], "actions": ["save", "stop"],
+        "operands": {"step": 7, "mean(eval.loss, 20)": 1},
+    },
+]  # fmt: skip
 CASES: list[tuple[str, Any]] = [
     ("c.splitCurves(CURVES, ATTEMPTS).valid.map((p) => [p.epoch, p.step])", [[1, 20], [1, 40], [2, 50]]),
     ("c.splitCurves(CURVES, ATTEMPTS).repeated.map((p) => [p.step, p.mean, p.low, p.high])", [[60, 1, 0, 2]]),
@@ -28,6 +35,10 @@ CASES: list[tuple[str, Any]] = [
     ("[...c.lastValidSteps([...ATTEMPTS, {epoch: 3, resumed_step: null}])]", [[3, None], [2, 0], [1, 0]]),
     ("c.repeatedRanges(ATTEMPTS)", [{"from": 40, "to": 60}]),
     ("c.marksOf(ATTEMPTS, []).map((m) => [m.step, m.kind])", [[60, "kill"], [40, "resume"]]),
+    ("c.firingsOf(TRIED)", [{"step": 7, "kind": "rule", "text": "late would have fired at step 7: save, stop"}]),
+    ("c.judgedMetricOf({rules: TRIED, goal: null})", "eval.loss"),
+    ("c.judgedMetricOf({rules: [TRIED[0]], goal: {metric: 'loss'}})", "loss"),
+    ("c.judgedMetricOf({rules: [], goal: null}) ?? null", None),
     # A constant stays constant: the average has no bias at the start. A gap stays a gap.
     (
         "c.smooth([{mean: 2}, {mean: null}, {mean: 2}], 0.9).map((p) => p.mean?.toFixed(6))",
@@ -49,6 +60,7 @@ def results() -> list[Any]:
     values = ",".join(f"({expression})" for expression, _ in CASES)
     program = (
         f"const ATTEMPTS = {json.dumps(ATTEMPTS)}, CURVES = {json.dumps(CURVES)}, TWO = {json.dumps(TWO)};"
+        f"const TRIED = {json.dumps(TRIED)};"
         f"import(process.argv[1]).then((c) => console.log(JSON.stringify([{values}])))"
     )
     line = [str(NODE), "-e", program, (SOURCES / "curves" / "curve-data.js").as_uri()]
