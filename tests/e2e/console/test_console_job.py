@@ -233,6 +233,14 @@ def test_rules_are_tried_on_this_run_before_they_are_in_force(desk: Desk, scene:
     expect(table.get_by_role("row").nth(2).get_by_role("img", name="Fires at step 650")).to_be_visible()
     expect(page.get_by_text("late would have ended the run at step 650.")).to_be_visible()
     expect(page.get_by_text("700 reports replayed.")).to_be_visible()
+    curve = page.get_by_role("region", name="Firings in the curve")
+    expect(plot(curve)).to_be_visible()
+    expect(curve.get_by_text("a rule would have fired")).to_be_visible()
+    curve.get_by_text("marks in words").click()
+    expect(curve.get_by_role("listitem").filter(has_text="late would have fired at step 650: stop")).to_be_visible()
+    expect(curve.get_by_role("listitem").filter(has_text="spike would have fired at step 6")).not_to_have_count(0)
+    curve.get_by_role("button", name="lr").click()
+    expect(plot(curve, "lr")).to_be_visible()
     assert desk.complaints(page) == []
     assert scene.stack.client.rules(job_id).newest is None, "a back-test puts nothing in force"
     editor.fill("rules:\n  - name: late\n    when: los > 1\n    do: stop\n")
