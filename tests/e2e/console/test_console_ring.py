@@ -9,7 +9,7 @@ from uuid import uuid4
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.console.desk import NARROW, Desk
+from tests.e2e.console.desk import Desk
 from tests.e2e.console.ring_work import RingWork, ring_work
 from tests.kits.stack.stack import Stack
 
@@ -35,11 +35,11 @@ def begun(work: RingWork) -> RingWork:
 
 
 def test_the_list_tells_fill_and_life_and_the_page_tells_rates_and_processes(
-    desk: Desk, stack: Stack, name: str
+    reader: Desk, stack: Stack, name: str
 ) -> None:
     with ring_work(stack, name, samples_per_insert=(1, 4)) as work:
         begun(work)
-        page = desk.sign_in("/rings")
+        page = reader.visit("/rings")
         row = row_of(page, name)
         for text in ("live", "rolling", "20 of 40", "50%", "2"):
             expect(row).to_contain_text(text)
@@ -53,30 +53,25 @@ def test_the_list_tells_fill_and_life_and_the_page_tells_rates_and_processes(
         # Each later state is one request for all records, and the rates follow from two states.
         work.put("gen-a", 10)
         work.read("train-0", 15)
-        desk.come_back(page)
+        reader.come_back(page)
         expect(fact(page, "Put")).to_contain_text(re.compile(r"[0-9.]+/s30 so far"))
         expect(fact(page, "Fill")).to_contain_text("30 of 40")
         expect(page.get_by_role("row").filter(has_text="gen-a")).to_contain_text(re.compile(r"gen-aworks[0-9.]+/s.*30"))
         expect(fact(page, "Reads per sample")).to_contain_text("1.83 in total")
-        asked = [line for line in desk.requests if f"/rings/{name}/records" in line]
+        asked = [line for line in reader.requests if f"/rings/{name}/records" in line]
         assert len(asked) <= 5, asked
-        page.emulate_media(reduced_motion="reduce")
-        assert desk.complaints(page) == []
-        page.emulate_media(color_scheme="dark")
-        page.set_viewport_size(NARROW)
-        assert desk.complaints(page) == []
-        assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
+        reader.examine(page)
 
 
-def test_a_page_says_which_side_waits_and_when_nobody_works(desk: Desk, stack: Stack, name: str) -> None:
+def test_a_page_says_which_side_waits_and_when_nobody_works(reader: Desk, stack: Stack, name: str) -> None:
     with ring_work(stack, name, samples_per_insert=2) as work:
         begun(work)
-        page = desk.sign_in(f"/rings/{name}")
+        page = reader.visit(f"/rings/{name}")
         expect(page.get_by_text("Readers wait for the writers: 40 reads of 20 samples")).to_be_visible()
         work.put("gen-b", 6)
-        desk.come_back(page)
+        reader.come_back(page)
         expect(page.get_by_text("Readers wait")).to_have_count(0)
-    desk.come_back(page)
+    reader.come_back(page)
     expect(page.get_by_text("No process works on the ring")).to_be_visible()
     expect(page.get_by_text("no process", exact=True)).to_be_visible()
     expect(fact(page, "Fill")).to_contain_text("26 of 40")

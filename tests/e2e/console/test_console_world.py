@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import expect
 
-from tests.e2e.console.desk import NARROW, Desk
+from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import Scene
 from tests.e2e.console.world_work import WorldWork, rich_world
 
@@ -27,8 +27,8 @@ def row_of(page: Any, machine: str) -> Any:
     return page.get_by_role("table", name="Nodes").get_by_role("row").filter(has_text=machine)
 
 
-def test_a_world_tells_its_nodes_rounds_data_and_who_waits(desk: Desk, work: WorldWork) -> None:
-    page = desk.sign_in(f"/jobs/{work.job}")
+def test_a_world_tells_its_nodes_rounds_data_and_who_waits(reader: Desk, work: WorldWork) -> None:
+    page = reader.visit(f"/jobs/{work.job}")
     page.get_by_role("link", name="World", exact=True).click()
     expect(fact(page, "World")).to_contain_text("Training2 of 4 nodes, begins with 2")
     expect(fact(page, "Quorum")).to_contain_text("Held2 of 2 answer")
@@ -53,18 +53,13 @@ def test_a_world_tells_its_nodes_rounds_data_and_who_waits(desk: Desk, work: Wor
     expect(members).to_contain_text(re.compile(r"Node \d \(it left\) is out: 2 nodes from round 10 on."))
     # A round that did not wait for a node.
     work.train(1, tokens={work.members[0]: 18_000, work.members[1]: 0})
-    desk.come_back(page)
+    reader.come_back(page)
     expect(waits).to_contain_text(f"Round 24 did not wait for node {work.members[1]}")
-    page.emulate_media(reduced_motion="reduce")
-    assert desk.complaints(page) == []
-    page.emulate_media(color_scheme="dark")
-    page.set_viewport_size(NARROW)
-    assert desk.complaints(page) == []
-    assert page.evaluate("document.documentElement.scrollWidth") == NARROW["width"]
+    reader.examine(page)
 
 
-def test_an_exclusion_says_its_effect_first(desk: Desk, work: WorldWork) -> None:
-    page = desk.sign_in(f"/jobs/{work.job}?tab=world")
+def test_an_exclusion_says_its_effect_first(reader: Desk, work: WorldWork) -> None:
+    page = reader.visit(f"/jobs/{work.job}?tab=world")
     stay, leave = work.members
     page.get_by_role("button", name="Exclude nodes").click()
     dialog = page.get_by_role("dialog")
@@ -72,7 +67,7 @@ def test_an_exclusion_says_its_effect_first(desk: Desk, work: WorldWork) -> None
     dialog.get_by_role("checkbox", name=f"node {leave}").check()
     expect(dialog).to_contain_text(f"Epoch 3 begins at once with node {stay}, without a vote.")
     expect(dialog).to_contain_text("its machine is not stopped")
-    assert desk.complaints(page) == []
+    assert reader.complaints(page) == []
     dialog.get_by_role("button", name="Exclude").click()
     expect(page.get_by_text(f"Epoch 3 begins without node {leave}.")).to_be_visible()
     expect(fact(page, "Quorum")).to_contain_text("1 of 1 answer")
@@ -81,22 +76,22 @@ def test_an_exclusion_says_its_effect_first(desk: Desk, work: WorldWork) -> None
     assert (world.epoch, [one.seat for one in world.members]) == (3, [stay])
 
 
-def test_a_world_that_forms_tells_whom_it_waits_for(desk: Desk, scene: Scene) -> None:
+def test_a_world_that_forms_tells_whom_it_waits_for(reader: Desk, scene: Scene) -> None:
     work = WorldWork(scene, "forming")
-    page = desk.sign_in(f"/jobs/{work.job}?tab=world")
+    page = reader.visit(f"/jobs/{work.job}?tab=world")
     expect(page.get_by_text("begins when 2 workers have claimed a seat")).to_be_visible()
     expect(page.get_by_text(f"BATON_QUEUE={scene.queue} python -m gpu_client.agent")).to_be_visible()
     first = work.claim("m-1")
     work.join(first)
     second = work.claim("m-2")
-    desk.come_back(page)
+    reader.come_back(page)
     sentence = f"Node {first} waits: 1 of 2 nodes has joined, and the training begins with 2. Node {second} starts."
     expect(page.get_by_text(sentence)).to_be_visible()
     expect(row_of(page, "m-1")).to_contain_text("readywaits for the others")
 
 
-def test_a_job_with_nodes_in_the_table_and_the_timeline(desk: Desk, work: WorldWork) -> None:
-    page = desk.sign_in(f"/jobs?queue={work.scene.queue}")
+def test_a_job_with_nodes_in_the_table_and_the_timeline(reader: Desk, work: WorldWork) -> None:
+    page = reader.visit(f"/jobs?queue={work.scene.queue}")
     row = page.get_by_role("row").filter(has_text="llama-3b-diloco")
     for text in ("23 of 300", "2.31", "3/4", "3 machines", "RTX 4090"):
         expect(row).to_contain_text(text)
