@@ -96,25 +96,19 @@ async function readBody(answer, name, size, onBytes, short, limit = size) {
   if (answer.status === 429 || answer.status >= 500) throw new Overloaded(`the object store answered ${answer.status}`);
   if (answer.status === 404) throw new DownloadError(`${name} is missing in the store.`);
   if (!answer.ok) throw new DownloadError(`${name}: the object store answered ${answer.status}.`);
-  const pieces = [];
+  const bytes = new Uint8Array(limit);
   let read = 0;
   for (const reader = answer.body.getReader(); ; ) {
     const { done, value } = await reader.read();
     if (done) break;
-    read += value.length;
-    if (read > limit) {
+    if (read + value.length > limit) {
       await reader.cancel();
       throw new DownloadError(`${name} has more than the expected ${limit} bytes.`);
     }
-    pieces.push(value);
+    bytes.set(value, read);
+    read += value.length;
     onBytes(read);
   }
   if (size !== null && read < size) throw short();
-  const bytes = new Uint8Array(read);
-  let at = 0;
-  for (const piece of pieces) {
-    bytes.set(piece, at);
-    at += piece.length;
-  }
-  return bytes;
+  return bytes.subarray(0, read);
 }

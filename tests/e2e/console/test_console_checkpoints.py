@@ -140,3 +140,15 @@ def test_damaged_and_truncated_packs_are_refused(desk: Desk, stack: Stack, saved
     stack.write(key, stored)
     assert save_file(page, MODEL)[0] == "model.safetensors"
     assert len(downloads) == 1, "the intact one alone"
+
+
+def test_a_page_from_before_an_update_says_so(desk: Desk, saved: tuple[str, Manifest]) -> None:
+    """An update of the control plane replaces the script that the page has not loaded yet."""
+    job_id, _ = saved
+    page = desk.sign_in("/jobs")
+    page.route("**/console/reader-*.js", lambda route: route.fulfill(status=404))
+    page.goto(f"{desk.stack.url}/console#/jobs/{job_id}?tab=checkpoints")
+    page.get_by_role("button", name="Download step 1,200", exact=True).click()
+    dialog = page.get_by_role("dialog", name="Download step 1,200")
+    expect(dialog.get_by_role("alert")).to_contain_text("Load the page again.")
+    expect(dialog.get_by_label("Command")).to_contain_text("baton fetch")
