@@ -49,7 +49,10 @@ def soak(minutes: float, nodes: int, fault_every_s: float = FAULT_EVERY_S) -> li
 def _train(
     count: int, length_s: float, chance: random.Random | None, fault_every_s: float
 ) -> tuple[float, list[Figure], list[str]]:
-    """Return seconds for each step that counts, the checks, and the faults."""
+    """Return seconds for each step that counts, the checks, and the faults.
+
+    The time ends when all faults have: it contains all that they cost, and all steps that cut off nodes kept.
+    """
     told: list[str] = []
     with cluster(PLAN, count // 2, count) as job:
         nodes = job.form(count)
@@ -65,14 +68,13 @@ def _train(
                 next_fault += fault_every_s
                 told.append(_disturb(job, nodes, chance, due, len(told)))
             time.sleep(0.05)
-        ended = time.monotonic()
         for _, _, undo in due:
             undo()
-        job.wait_for_members(nodes)
+        job.wait_for_members(nodes, rounds=2)
+        ended = time.monotonic()
         ledger = job.finish(nodes)
-    counted = sum(ledger.tokens[number] for number, at in ledger.committed_at.items() if began <= at < ended)
     name = "soak" if chance is not None else "undisturbed"
-    return (ended - began) / counted, exactness(name, ledger), told
+    return ledger.seconds_per_token(began, ended), exactness(name, ledger), told
 
 
 def _disturb(job: NodeCluster, nodes: list[BenchNode], chance: random.Random, due: list[Undo], count: int) -> str:

@@ -95,6 +95,14 @@ class TraceLedger:
                 lost[name] = steps - counted - end["pending"]
         return lost
 
+    def seconds_per_token(self, since: float, until: float) -> float:
+        """Return the time from the first to the last commit in a span, for each token that counts after the first.
+
+        Whole rounds alone count: in a short span, a part of a round at either end would be a large error.
+        """
+        first, *others = sorted((at, number) for number, at in self.committed_at.items() if since <= at < until)
+        return (others[-1][0] - first[0]) / sum(self.tokens[number] for _, number in others)
+
     def faults(self) -> list[str]:
         """Return the points at which processes have sent themselves signals, in order."""
         lines = [one for lines in self._traces.values() for one in lines if one["kind"] == "fault"]

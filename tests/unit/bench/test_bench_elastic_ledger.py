@@ -63,6 +63,14 @@ def test_each_violation_is_found(lines: list[dict[str, Any]], problem: str) -> N
     assert problem in first
 
 
+def test_the_pace_counts_whole_rounds() -> None:
+    rounds = range(1, 7)
+    lines = [line for number in rounds for line in (reduce(number, number), commit(number, {"a": 10 * number}))]
+    ledger = TraceLedger({"0-1": trace("a", *lines)})
+    # The rounds 2 to 5 end in this time; the tokens of round 2 were trained before.
+    assert ledger.seconds_per_token(1.6, 6.4) == 3.0 / (30 + 40 + 50)
+
+
 @pytest.mark.parametrize("test", [test for tests in FACTS.values() for test in tests])
 def test_facts_name_tests_that_exist(test: str) -> None:
     path, _, name = test.partition("::")
