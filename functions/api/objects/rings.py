@@ -32,10 +32,12 @@ from baton.contract.objects.rings import (
     is_sample,
 )
 from functions.api.http.context import ApiCall, Context, NoContent
+from functions.api.http.paging import read_fitting_page
 from functions.domain.access.rings import RingRecord, StoredRing
 from functions.domain.errors import Refusal
 from functions.domain.ports import RingStore
 
+_RECORDS_AT_ONCE = 100
 _OBJECTS_PER_CALL = 1000
 """Objects that one call deletes: the limit of one listing, and of one deletion, in S3."""
 
@@ -45,9 +47,12 @@ def list_rings(context: Context, call: ApiCall) -> RingsPage:
     query: RingsQuery = call.query
     wanted = _split_keys(query.records)
     limit = min(query.limit, MAX_LISTED) if wanted else query.limit
-    page = _require_store(context).list(call.tenant, limit=limit, cursor=query.cursor)
-    rings = [_view(ring, [] if ring.removing else _read_records(context, ring, wanted)) for ring in page.items]
-    return RingsPage(rings=rings, next_cursor=page.cursor)
+    rings, cursor = read_fitting_page(
+        lambda most: _require_store(context).list(call.tenant, limit=most, cursor=query.cursor),
+        lambda found: [_view(ring, [] if ring.removing else _read_records(context, ring, wanted)) for ring in found],
+        limit,
+    )
+    return RingsPage(rings=rings, next_cursor=cursor)
 
 
 def records(context: Context, call: ApiCall) -> RecordsAnswer:
@@ -83,12 +88,16 @@ def list_records(context: Context, call: ApiCall) -> RingRecordsView:
         wanted += found.items
         incomplete += [prefix] if found.cursor is not None else []
     records, room_bytes = [], MAX_RECORDS_BYTES
-    for one in _read_records(context, ring, list(dict.fromkeys(wanted))):
-        room_bytes -= len(one.data)
-        if room_bytes >= 0:
-            records.append(one)
-        else:
-            incomplete.append(one.key)
+    wanted = list(dict.fromkeys(wanted))
+    while wanted and room_bytes >= 0:
+        batch, wanted = wanted[:_RECORDS_AT_ONCE], wanted[_RECORDS_AT_ONCE:]
+        for one in _read_records(context, ring, batch):
+            room_bytes -= len(one.data)
+            if room_bytes >= 0:
+                records.append(one)
+            else:
+                incomplete.append(one.key)
+    incomplete += wanted
     return RingRecordsView(records=records, incomplete=incomplete)
 
 

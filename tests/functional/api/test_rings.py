@@ -140,6 +140,39 @@ def test_a_page_follows_records_by_key_and_prefix_and_asks_again_for_nothing_new
     )
 
 
+def test_a_list_of_rings_with_large_records_is_a_shorter_page(api: Api) -> None:
+    """Lambda answers at most 6 MB."""
+    for number in range(12):
+        make(api, f"ring-{number:02}", version(100 + number))
+        write(api, "read", bytes(MAX_RECORD_BYTES), 1, ring=f"ring-{number:02}")
+    pages: list[list[str]] = []
+    query = {"records": "read"}
+    while len(pages) < 12:
+        answer = api.get("/rings", query=query)
+        assert len(answer.text) < 6_000_000
+        pages.append([one["name"] for one in answer.ok()["rings"]])
+        if answer.json["next_cursor"] is None:
+            break
+        query = {"records": "read", "cursor": answer.json["next_cursor"]}
+    assert len(pages) == 2
+    assert [name for page in pages for name in page] == [f"ring-{number:02}" for number in range(12)]
+
+
+def test_no_more_records_are_read_than_an_answer_has_room_for(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(api)
+    for number in range(9):
+        write(api, f"writers/w{number}", b"lease", number + 1)
+    monkeypatch.setattr(rings, "_RECORDS_AT_ONCE", 3)
+    monkeypatch.setattr(rings, "MAX_RECORDS_BYTES", 10)
+    reads: list[int] = []
+    store = api.context.rings
+    assert store is not None
+    read_all = store.read
+    monkeypatch.setattr(store, "read", lambda ring, keys: (reads.append(len(keys)), read_all(ring, keys))[1])
+    found = api.get("/rings/shapes/records", query={"prefixes": "writers/"}).ok()
+    assert ([one["key"] for one in found["records"]], len(found["incomplete"]), reads) == (["writers/w0"], 8, [3])
+
+
 def test_records_of_a_page_belong_to_its_own_rings(api: Api) -> None:
     make(api)
     write(api, "pointer", b"ours", 1)
