@@ -23,6 +23,7 @@ from baton.contract.names import KEY_PREFIX, KeyKind, Scope
 from baton.contract.worker.calls import HeartbeatRequest, ReleaseRequest, WorkItem
 from baton.contract.worker.output import MAX_POINTS, LogChunk, ReportedPoint
 from bench.api.request_counts import FILES
+from bench.costs.console_calls import ViewRecording
 from bench.costs.cost_model import LISTED_JOBS
 from bench.costs.elastic_calls import ElasticRecording
 from bench.costs.fleet_calls import FleetRecording
@@ -79,6 +80,7 @@ class _Recording:
         claimed = self._billed(lambda: plane.claim(queue="busy"))
         item, ending = plane.claimed(), plane.claimed()
         watched_heartbeat, watched_evaluation = self._watched()
+        elastic = ElasticRecording(plane, call=self._billed, run=lambda call: self._billed(call, api=0))
         return {
             "authorizer": self._billed(self._authorizer(), api=0),
             "claim": claimed,
@@ -96,9 +98,10 @@ class _Recording:
             # The authorizer looks up a key that is not known, and the function of heartbeats answers so.
             "probe": self._billed(self._authorizer(known=False), functions=2),
             "delivery": self._billed(self._delivery(), api=0),
-            **ElasticRecording(plane, call=self._billed, run=lambda call: self._billed(call, api=0)).run(),
+            **elastic.run(),
             **self._console(),
             **self._job_page(),
+            **ViewRecording(plane, call=self._billed, world=elastic.job_id).run(),
         }
 
     def _billed(self, call: Callable[[], object], *, api: int = 1, functions: int = 1) -> Billed:

@@ -61,6 +61,14 @@ CONSOLE_COUNTS_S = 60
 """Shortest time between two counts of jobs by state while none of the listed jobs changes its state (job-list.js)."""
 PAGE_POLL_S = 10
 """Mean of the polls of a job's page, 5 to 15 s (polling.js); its curves are read with each chunk of an old attempt."""
+FLEET_POLL_S, HISTORY_READ_S, RING_POLL_S, PART_POLL_S = 15, 190, 12, 30
+"""Polls of fleets, whose data change with a tick's stored costs, every five minutes; readings of a fleet's history,
+every five minutes and after each of 7 transitions an hour; polls of rings, and of a job's World and Machines
+(polling.js)."""
+HEADER_BYTES = 500
+"""Assumption: the headers of an answer."""
+VIEWED_FLEETS, VIEWED_MACHINES, VIEWED_RINGS, VIEWED_WRITERS, VIEWED_READERS = 3, 4, 3, 4, 2
+"""Fleets and rings of the recorded views, and the machines, generators and trainings of each."""
 LISTED_JOBS = 10
 """Running jobs of the recorded list."""
 CONSOLE_POLL_BYTES = 6000
@@ -91,6 +99,13 @@ DURATION_MS = {
     "list of jobs": 60,
     "job": 15,
     "curves": 250,
+    "world": 25,
+    "machines of a job": 30,
+    "list of fleets": 30,
+    "fleet": 20,
+    "history of a fleet": 40,
+    "list of rings": 30,
+    "ring": 30,
     "session token": 12,
     "authorizer of a token": 15,
 }
@@ -109,6 +124,16 @@ FUNCTIONS = {
 """Entry of DURATION_MS for calls without one of their own."""
 PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
 """Lambda's three lines of a call, our own (none for a heartbeat), the API's."""
+
+VIEWS: Mapping[str, Mapping[str, float]] = {
+    f"World of a job with {NODES} nodes": {"job": PAGE_POLL_S, "world": PART_POLL_S},
+    "Machines of a job": {"job": PAGE_POLL_S, "machines of a job": PART_POLL_S},
+    f"Fleets, {VIEWED_FLEETS} of {VIEWED_MACHINES} machines": {"list of fleets": FLEET_POLL_S},
+    f"a fleet of {VIEWED_MACHINES} machines": {"fleet": FLEET_POLL_S, "history of a fleet": HISTORY_READ_S},
+    f"Rings, {VIEWED_RINGS} of them": {"list of rings": RING_POLL_S},
+    f"a ring with {VIEWED_WRITERS} writers and {VIEWED_READERS} readers": {"ring": RING_POLL_S},
+}
+"""Calls of the console's views beside Jobs and the curves of a job, each with the seconds between two of them."""
 
 CHECKPOINTS, FURTHER_PACKS = "checkpoints, of one new pack", "their further packs"
 SWEEPING = "sweeper, the fleet's share"
@@ -241,6 +266,15 @@ class Costs:
             self._row("curves", "curves", HOUR_S / LONGEST_LOG_WAIT_S),
         ]
         return CONSOLE_H * sum(row.total for row in rows)
+
+    def view_day(self, view: str) -> float:
+        """Compute USD of a working day of one of VIEWS, without the console's tokens."""
+        usd = 0.0
+        for call, poll_s in VIEWS[view].items():
+            answer_bytes = self.billed[call].get("answer_kb", 1) * 1000 + HEADER_BYTES
+            polls = HOUR_S / poll_s
+            usd += self._row("polls", call, polls).total + polls * answer_bytes / 1e9 * prices.EGRESS_GB.usd
+        return CONSOLE_H * usd
 
     @property
     def polling(self) -> Row:

@@ -39,6 +39,7 @@ from bench.costs.cost_model import (
     POLL_S,
     PROBING,
     SWEEPING,
+    VIEWS,
     Costs,
     K,
     Row,
@@ -106,6 +107,7 @@ def page(billed: Mapping[str, Billed]) -> str:
         "console_jobs": CONSOLE_JOBS,
         "console_poll_s": CONSOLE_POLL_S,
         "job_page": f"{costs.job_page_day:.4f}",
+        "views": _views(costs),
         "page_poll_s": PAGE_POLL_S,
         "watching": f"{costs.watching * K:.3f}",
         "wait_min": f"{LONGEST_LOG_WAIT_S / 60:.0f}",
@@ -199,6 +201,22 @@ def _table(rows: Sequence[Row], day_h: int = 0) -> str:
     ]
     sums = (f"**{sum(map(of, rows)) * hours:.3f}**" for _, of in columns)
     lines.append(f"| **together** | | {' | '.join(sums)} |")
+    return "\n".join(lines)
+
+
+def _views(costs: Costs) -> str:
+    """Format the calls of each view of the console: interval, read units, size of the answer."""
+    lines = [
+        "| view | a request | every | read units | answer up to | USD a day |",
+        "|---|---|---:|---:|---:|---:|",
+    ]
+    for view, calls in VIEWS.items():
+        name, usd = view, f"{costs.view_day(view):.4f}"
+        for call, poll_s in calls.items():
+            billed = costs.billed[call]
+            kilobytes = f"{billed['answer_kb']:g} kB" if "answer_kb" in billed else "1 kB"
+            lines.append(f"| {name} | {call} | {poll_s:g} s | {billed.get('read', 0):g} | {kilobytes} | {usd} |")
+            name = usd = ""
     return "\n".join(lines)
 
 

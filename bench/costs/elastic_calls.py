@@ -36,6 +36,8 @@ class ElasticRecording:
         self._bill_call, self._bill_run = call, run
         self._items: list[WorkItem] = []
         self._round = 0
+        self.job_id = ""
+        """The elastic job, after the run."""
 
     def run(self) -> dict[str, Billed]:
         """Let 8 nodes form a world with a full history, and bill what they call while they train."""
@@ -57,8 +59,8 @@ class ElasticRecording:
         self._call(0, "relay", RelayRequest(node=self._name(0), upload=upload.model_copy(update={"number": 0})))
         signed = self._bill_call(partial(self._call, 0, "relay", RelayRequest(node=self._name(0), upload=upload)))
         download = RelayDownload(source=self._name(0), channel=CHANNEL, number=16)
-        now, job_id = plane.context.clock.now(), change.job.id
-        settled = self._bill_run(lambda: settle_job(plane.context.jobs, job_id, now))
+        now, self.job_id = plane.context.clock.now(), change.job.id
+        settled = self._bill_run(lambda: settle_job(plane.context.jobs, self.job_id, now))
         return {
             "node heartbeat": self._bill_call(self._heartbeat),
             "world poll": self._bill_call(partial(self._call, 0, "", None)),

@@ -40,6 +40,8 @@ def _value_bytes(value: Mapping[str, Any]) -> int:
             return ceil(len(content.lstrip("-").replace(".", "")) / 2) + 1
         case "BOOL" | "NULL":
             return 1
+        case "B":
+            return len(content)
         case "SS":
             return sum(len(text.encode()) for text in content)
         case _:

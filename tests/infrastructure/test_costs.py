@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,12 @@ from bench.costs.cost_model import (
     BOUND_ORIGINAL,
     DURATION_MS,
     FLEET,
+    FLEET_POLL_S,
     FUNCTIONS,
     LISTED_JOBS,
+    PART_POLL_S,
+    RING_POLL_S,
+    VIEWS,
     Costs,
     K,
     kelpie_usd,
@@ -30,6 +35,8 @@ from functions.local.emulator import Emulator
 from functions.storage.tables import HEARTBEATS, JOBS
 from tests.infrastructure.conftest import of_type
 from tests.kits.clouds.emulator import unique
+
+CONSOLE = Path(__file__).parents[2] / "console" / "src"
 
 
 def test_the_page_is_what_the_script_writes() -> None:
@@ -57,6 +64,17 @@ def test_a_working_day_of_a_console_costs_at_most_a_cent() -> None:
 def test_a_working_day_of_a_job_s_page_costs_at_most_a_cent() -> None:
     assert Costs(recorded()).job_page_day <= 0.01
     assert recorded()["curves"]["s3_get"] == 1 + 8, "of 24 chunks a summary replaces 16"
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_a_working_day_of_a_view_of_the_console_costs_at_most_a_cent(view: str) -> None:
+    assert Costs(recorded()).view_day(view) <= 0.01
+
+
+def test_the_console_asks_as_rarely_as_its_costs_say() -> None:
+    source = (CONSOLE / "core" / "polling.js").read_text(encoding="utf-8")
+    for name, poll_s in (("LAST", FLEET_POLL_S), ("RING", RING_POLL_S), ("PART", PART_POLL_S)):
+        assert f"export const {name}_INTERVAL_S = {poll_s};" in source
 
 
 def test_checkpoints_do_not_become_dearer_unseen() -> None:
@@ -127,7 +145,9 @@ def test_more_of_anything_costs_more() -> None:
     for call, billed in usual.items():
         if call in ("asked in vain", "delivery", "idle tick", "fleet tick", "watched heartbeat", "watched look"):
             continue
-        if call in ("list of jobs", "counts of jobs", "session token", "authorizer of a token", "job", "curves"):
+        if call in ("list of jobs", "counts of jobs", "session token", "authorizer of a token", "curves"):
+            continue
+        if any(call in calls for calls in VIEWS.values()):
             continue
         for unit, count in billed.items():
             dearer = Costs({**usual, call: {**billed, unit: count + 10}})

@@ -1,9 +1,9 @@
 /**
  * Followed data: one conditional request per resource and interval.
  *
- * The interval begins with 2 s. It grows to 5 s while the data change, of a long list to 30 s, and to 15 s while they do
- * not. A hidden tab asks nothing. While the control plane is away, the last data stay and the requests go on with the same pauses. Views that
- * follow the same path share its requests.
+ * The interval begins with 2 s. It grows to 5 s while the data change, to 30 s for a long list and for calls that read
+ * much, and to 15 s while the data do not change. A hidden tab asks nothing. While the control plane is away, the last
+ * data stay and the requests go on with the same pauses. Views that follow the same path share its requests.
  */
 import { useEffect, useMemo, useState } from "preact/hooks";
 import { getIfChanged } from "./api.js";
@@ -13,6 +13,10 @@ import { signal } from "./signal.js";
 export const FIRST_INTERVAL_S = 2;
 const BUSY_INTERVAL_S = 5;
 export const LAST_INTERVAL_S = 15;
+/** Of rings, which read each process of a ring: below the 15 s after which a rate without a sample falls (ring-data.js). */
+export const RING_INTERVAL_S = 12;
+/** Of parts of a job's page whose data always change, and which read each node or machine (bench/costs/cost_model.py). */
+export const PART_INTERVAL_S = 30;
 const GROWTH = 1.5;
 
 /** When the control plane stopped answering, by `performance.now()`; null while it answers. */
@@ -107,14 +111,19 @@ const resources = new Map();
 const NOTHING = { data: null, error: null, loading: false, refresh() {} };
 
 class PolledResource extends Poller {
-  constructor(path) {
+  constructor(path, busyInterval_s) {
     super(async () => {
       const answer = await getIfChanged(path, this.etag);
       if (answer.changed) Object.assign(this, { data: answer.data, etag: answer.etag });
       return answer.changed;
     });
     this.data = null;
+    this.busy_s = busyInterval_s;
     this.onEnd = () => resources.delete(path);
+  }
+
+  get busyInterval_s() {
+    return this.busy_s;
   }
 
   get loading() {
@@ -122,11 +131,15 @@ class PolledResource extends Poller {
   }
 }
 
-/** Follow `path` (null: nothing); returns `{data, error, loading, refresh}` and renders again after each change. */
-export function useResource(path) {
+/**
+ * Follow `path` (null: nothing); returns `{data, error, loading, refresh}` and renders again after each change.
+ *
+ * `busyInterval_s`: longest interval while the data change.
+ */
+export function useResource(path, busyInterval_s = BUSY_INTERVAL_S) {
   const followed = useMemo(() => {
     if (!path) return null;
-    if (!resources.has(path)) resources.set(path, new PolledResource(path));
+    if (!resources.has(path)) resources.set(path, new PolledResource(path, busyInterval_s));
     return resources.get(path);
   }, [path]);
   useFollowed(followed);

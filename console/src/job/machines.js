@@ -4,7 +4,7 @@ import { Empty, Failure, Loading } from "../components/states.js";
 import { get } from "../core/api.js";
 import { counted, duration, fullMoment, moment, usd } from "../core/format.js";
 import { html } from "../core/html.js";
-import { useResource } from "../core/polling.js";
+import { PART_INTERVAL_S, useResource } from "../core/polling.js";
 import { may } from "../core/session.js";
 import { useReading } from "../fleet/data.js";
 import { FleetBadge } from "../fleet/fleet.js";
@@ -30,7 +30,7 @@ const overheadOf = ({ fleets, usd: worked_usd }) => fleets.filter(({ fleet }) =>
 
 /** Show the rented machines of a job. */
 export function RentedMachines({ job }) {
-  const { data, error, refresh } = useResource(pathOf(job));
+  const { data, error, refresh } = useResource(pathOf(job), PART_INTERVAL_S);
   if (error && !data) return html`<${Failure} error=${error} retry=${refresh} />`;
   if (!data) return html`<${Loading} rows=${3} label="Loading machines" />`;
   const overhead_usd = overheadOf(data);

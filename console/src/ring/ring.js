@@ -6,7 +6,7 @@ import { Age, useNow } from "../components/time.js";
 import { withQuery } from "../core/api.js";
 import { bytes, count, counted, number, percent } from "../core/format.js";
 import { html } from "../core/html.js";
-import { useResource } from "../core/polling.js";
+import { RING_INTERVAL_S, useResource } from "../core/polling.js";
 import { Copyable } from "../job/files.js";
 import { RateChart } from "./rate-chart.js";
 import { perSecond, rateOf, readRing, reuseOf, whyReadersWait, whyWritersWait, writerState } from "./ring-data.js";
@@ -22,7 +22,7 @@ export const RingPage = ({ parts }) => html`<${Ring} key=${parts[1]} name=${part
 
 function Ring({ name }) {
   const path = withQuery(`/rings/${encodeURIComponent(name)}/records`, { keys: KEYS, prefixes: PREFIXES });
-  const { data, error, refresh } = useResource(path);
+  const { data, error, refresh } = useResource(path, RING_INTERVAL_S);
   const now = useNow();
   const ring = readRing(data?.records ?? []);
   const id = data?.records.find((one) => one.key === "ring.json")?.version;

@@ -7,7 +7,7 @@ import { Age, useNow } from "../components/time.js";
 import { age, count, number, percent } from "../core/format.js";
 import { html } from "../core/html.js";
 import { withQuery } from "../core/api.js";
-import { useResource } from "../core/polling.js";
+import { RING_INTERVAL_S, useResource } from "../core/polling.js";
 import { hrefOf } from "../core/router.js";
 import { lifeOf, perSecond, rateOf, readRing, whyReadersWait, whyWritersWait } from "./ring-data.js";
 import { useTrends } from "./trend.js";
@@ -17,7 +17,7 @@ const RECORDS = "ring.json,pointer,publisher,read";
 
 /** List the rings, live: fill, rates, reuse and age of each. */
 export function Rings({ query }) {
-  const { data, error, loading, refresh } = useResource(withQuery("/rings", { limit: LISTED, records: RECORDS, cursor: query.after }));
+  const { data, error, loading, refresh } = useResource(withQuery("/rings", { limit: LISTED, records: RECORDS, cursor: query.after }), RING_INTERVAL_S);
   const now = useNow();
   const rings = (data?.rings ?? []).map((one) => ({ ...one, ring: readRing(one.records) }));
   // The list reads fewer records of a ring than the ring's page, therefore each has a series of its own.

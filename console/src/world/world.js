@@ -5,7 +5,7 @@ import { Empty, Failure, Loading } from "../components/states.js";
 import { useNow } from "../components/time.js";
 import { count, counted, duration, number, percent, usd } from "../core/format.js";
 import { html } from "../core/html.js";
-import { useResource } from "../core/polling.js";
+import { PART_INTERVAL_S, useResource } from "../core/polling.js";
 import { may } from "../core/session.js";
 import { isEnded } from "../jobs/job-list.js";
 import { Exclude } from "./exclude.js";
@@ -18,7 +18,7 @@ const STATES = { forming: "Forming", training: "Training", ended: "Ended" };
 
 /** Show the world of a job with nodes. */
 export function World({ job, attempts, events }) {
-  const { data: world, error, refresh } = useResource(`/job/${job.id}/world`);
+  const { data: world, error, refresh } = useResource(`/job/${job.id}/world`, PART_INTERVAL_S);
   const now = useNow();
   const [excluding, exclude] = useState(false);
   if (error && !world) return html`<${Failure} error=${error} retry=${refresh} />`;

@@ -40,7 +40,9 @@ def show(context: Context, call: ApiCall) -> WorldView:
     seat = _view_seats(job)
     world = context.jobs.read(WorldRecord, job.id)
     data = context.jobs.read(DataRecord, job.id)
-    view = _view(context, call, seat, world, read_leases(context, seat), ended=job.state.terminal)
+    # Users decide nothing by these leases, therefore the cheaper read is enough.
+    leases = read_leases(context, seat, consistent=False)
+    view = _view(context, call, seat, world, leases, ended=job.state.terminal)
     advice = advise_rounds(view.rounds, view.program)
     return view.model_copy(update={"advice": advice, "shards": None if data is None else data.view()})
 
@@ -121,10 +123,10 @@ def _add_events(context: Context, call: ApiCall, seat: Seat, events: Sequence[Wo
     return change.writes
 
 
-def read_leases(context: Context, seat: Seat) -> dict[int, Lease]:
+def read_leases(context: Context, seat: Seat, *, consistent: bool = True) -> dict[int, Lease]:
     """Read the leases of all seats of an elastic job, by seat."""
     ids = seat_ids(seat.job, seat.max)
-    found = context.leases.get_many(ids, consistent=True)
+    found = context.leases.get_many(ids, consistent=consistent)
     return {place: found[one] for place, one in enumerate(ids) if one in found}
 
 
