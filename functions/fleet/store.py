@@ -73,8 +73,8 @@ class FleetStore(Protocol):
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
         """Return a machine that the tick still watches; None for any other."""
 
-    def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
-        """Return machines that the tick no longer watches, the newest first."""
+    def ended(self, tenant: str, fleet: str, *, limit: int, since: int = 0) -> Sequence[Machine]:
+        """Return machines that the tick no longer watches and that ended from `since` on, the newest first."""
 
     def ledger(self, tenant: str, fleet: str) -> Ledger:
         """Return the ledger of a fleet; version 0 for none. Raises DamagedRecord."""

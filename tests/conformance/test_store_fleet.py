@@ -229,6 +229,7 @@ def test_ended_machines_leave_the_tick_s_list_and_failed_ones_stay_while_watched
     assert store.machines(TENANT, "nights") == []
     assert [one.id for one in store.ended(TENANT, "nights", limit=9)] == ["gone", "refused", "late"]
     assert store.ended(TENANT, "nights", limit=1) == [machine("gone", version=2, **ends["gone"])]
+    assert [one.id for one in store.ended(TENANT, "nights", limit=9, since=NOW + 2)] == ["gone", "refused"]
     with pytest.raises(WriteConflict):
         store.update_machine(machine("gone", version=3))
 

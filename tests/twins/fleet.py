@@ -116,8 +116,8 @@ class MemoryFleetStore:
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
         return self._machines.get((tenant, fleet, token))
 
-    def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
-        over = [one for one in self._ended if (one.tenant, one.fleet) == (tenant, fleet)]
+    def ended(self, tenant: str, fleet: str, *, limit: int, since: int = 0) -> Sequence[Machine]:
+        over = [one for one in self._ended if (one.tenant, one.fleet) == (tenant, fleet) and one.since >= since]
         return sorted(over, key=lambda one: (one.since, one.id), reverse=True)[:limit]
 
     def ledger(self, tenant: str, fleet: str) -> Ledger:

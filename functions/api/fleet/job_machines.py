@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from baton.contract.fleets.job_machines import JobMachines, RentedAttempt, ServingFleet
 from baton.contract.jobs.rent import fleet_of
@@ -64,7 +64,11 @@ def _rented(
     clock: FleetClock,
     now: int,
 ) -> list[RentedAttempt]:
-    wanted = {one.machine_id for _, one in attempts if one.machine_id}
+    wanted: dict[str, int] = {}
+    for _, one in attempts:
+        if one.machine_id:
+            began_at = clock.at(one.started_at)
+            wanted[one.machine_id] = min(began_at, wanted.get(one.machine_id, began_at))
     machines = {one.id: one for fleet in fleets for one in _machines(store, fleet, wanted)}
     found = []
     for seat, attempt in attempts:
@@ -80,17 +84,21 @@ def _rented(
     return found
 
 
-def _machines(store: FleetStore, fleet: StoredFleet, wanted: Collection[str]) -> Iterator[Machine]:
-    """Yield the wanted machines of a fleet; read nothing if no wanted token names the fleet."""
+def _machines(store: FleetStore, fleet: StoredFleet, wanted: Mapping[str, int]) -> Iterator[Machine]:
+    """Yield the wanted machines of a fleet; read nothing if no wanted token names the fleet.
+
+    wanted: tokens, with the beginning of the first attempt on the machine by the fleets' clock.
+    """
     # A token is the id of the deployment, the beginning of the fleet's name, and a random part.
     prefix = f"{store.deployment()}-{fleet.spec.name[:28]}-"
-    mine = {one for one in wanted if one.startswith(prefix)}
+    mine = {one: began_at for one, began_at in wanted.items() if one.startswith(prefix)}
     if not mine:
         return
     for machine in store.machines(fleet.tenant, fleet.spec.name):
         if machine.id in mine:
-            mine.discard(machine.id)
+            del mine[machine.id]
             yield machine
     if mine:
-        ended = store.ended(fleet.tenant, fleet.spec.name, limit=MAX_ENDED)
+        # A machine ends after its attempts began: the ends before cost no read.
+        ended = store.ended(fleet.tenant, fleet.spec.name, limit=MAX_ENDED, since=min(mine.values()))
         yield from (machine for machine in ended if machine.id in mine)

@@ -135,8 +135,9 @@ class DynamoFleetStore:
     def machine(self, tenant: str, fleet: str, token: str) -> Machine | None:
         return self._read(Machine, fleet_items.live_key(tenant, fleet, token))
 
-    def ended(self, tenant: str, fleet: str, *, limit: int) -> Sequence[Machine]:
-        return self._newest(Machine, tenant, fleet, table_keys.ENDED_MACHINE, limit)
+    def ended(self, tenant: str, fleet: str, *, limit: int, since: int = 0) -> Sequence[Machine]:
+        items = self._since(tenant, fleet, table_keys.ENDED_MACHINE, since, limit, ScanIndexForward=False)
+        return [_load(Machine, item) for item in items]
 
     def ledger(self, tenant: str, fleet: str) -> Ledger:
         with _naming_damage(tenant, fleet):
@@ -171,18 +172,7 @@ class DynamoFleetStore:
         return self._newest(FleetEvent, tenant, fleet, table_keys.FLEET_EVENT, limit)
 
     def history(self, tenant: str, fleet: str, *, since: int, limit: int) -> Sequence[tuple[int, FleetEvent]]:
-        items = query(
-            self._client,
-            self._table,
-            limit,
-            KeyConditionExpression="pk = :pk AND sk BETWEEN :since AND :last",
-            ExpressionAttributeValues={
-                ":pk": {"S": table_keys.fleet_pk(tenant, fleet)},
-                ":since": {"S": f"{table_keys.FLEET_EVENT}{since:011d}"},
-                ":last": {"S": f"{table_keys.FLEET_EVENT}~"},
-            },
-            ConsistentRead=True,
-        )
+        items = self._since(tenant, fleet, table_keys.FLEET_EVENT, since, limit)
         return [(table_keys.fleet_event_number(item["sk"]["S"]), _load(FleetEvent, item)) for item in items]
 
     def allow(self, provider: str, call: str, now: int, interval_s: float) -> bool:
@@ -258,6 +248,22 @@ class DynamoFleetStore:
             except (KeyError, ValueError):
                 logger.exception("a record is left out", extra={"partition": partition, "sort": item["sk"]["S"]})
         return found
+
+    def _since(self, tenant: str, fleet: str, prefix: str, since: int, limit: int, **request: Any) -> Sequence[Item]:
+        """Read the items of a fleet whose sort keys have this prefix and a time from `since` on."""
+        return query(
+            self._client,
+            self._table,
+            limit,
+            KeyConditionExpression="pk = :pk AND sk BETWEEN :since AND :last",
+            ExpressionAttributeValues={
+                ":pk": {"S": table_keys.fleet_pk(tenant, fleet)},
+                ":since": {"S": f"{prefix}{since:011d}"},
+                ":last": {"S": f"{prefix}~"},
+            },
+            ConsistentRead=True,
+            **request,
+        )
 
     def _newest(self, kind: type[R], tenant: str, fleet: str, prefix: str, limit: int) -> list[R]:
         items = self._items(table_keys.fleet_pk(tenant, fleet), prefix, limit, ScanIndexForward=False)
