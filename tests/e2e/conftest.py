@@ -14,8 +14,8 @@ from tests.kits.stack.workshop import Workshop
 
 @pytest.fixture(scope="package")
 def stack() -> Iterator[Stack]:
-    """Run the local stack as a user starts it."""
-    with Stack() as running:
+    """Run the local stack as a user starts it, with a budget of all fleets together."""
+    with Stack(settings={"BATON_FLEET_BUDGET": '{"per_month_usd": 500}'}) as running:
         yield running
 
 

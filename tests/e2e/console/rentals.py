@@ -28,6 +28,7 @@ class Rentals:
         self.stack = stack
         self.store = DynamoFleetStore(stack.tables, stack.prefix)
         self.now = int(time.time())
+        self._spending = self.store.spending()
         self._alive: list[Machine] = []
         self._fleets: list[str] = []
 
@@ -40,6 +41,8 @@ class Rentals:
             self.stack.client.stop_fleet(name)
         for one in list(self._alive):
             self.change(one, MachineState.GONE, absences=[self.now, self.now + 60])
+        if self.store.spending() != self._spending:
+            self.spend_all(self._spending.month_usd, self._spending.reserved_usd)
         self.store.release(self.fence)
 
     def apply(self, name: str, **changes: Any) -> None:
@@ -62,6 +65,12 @@ class Rentals:
         before = self.store.ledger(TENANT, fleet)
         after = Ledger(version=before.version + 1, waits=waits).spend(before.spent_usd + usd, self.now)
         self.store.write(self.fence, TENANT, fleet, ledger=after)
+
+    def spend_all(self, month_usd: float, reserved_usd: float) -> None:
+        """Set what all fleets of the deployment have spent this month and reserved."""
+        now = self.store.spending().at(self.now)
+        sums = {"version": now.version + 1, "month_usd": month_usd, "reserved_usd": reserved_usd}
+        self.store.write(self.fence, TENANT, self._fleets[0], spending=now.model_copy(update=sums))
 
     def machine(
         self, fleet: str, token: str, life: Sequence[tuple[int, str]], *, kind: int = 0, **more: Any

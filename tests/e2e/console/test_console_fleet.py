@@ -16,7 +16,7 @@ from baton.contract.fleets.fleet import MachineState
 from baton.contract.jobs.job import JobSubmit
 from baton.contract.names import Scope
 from functions.api.admin.keys import generate_key
-from functions.fleet.records import Machine
+from functions.fleet.records import Machine, Offer
 from functions.handlers.wiring import SystemRandomness
 from functions.storage.dynamodb.tokens import DynamoTokenStore
 from tests.e2e.console.desk import Desk
@@ -90,19 +90,8 @@ def test_a_fleet_shows_money_against_each_bound_and_its_machines(reader: Desk, n
 
 
 def test_the_budget_of_the_deployment_stands_beside_the_own_bounds(desk: Desk, night: Night) -> None:
-    whole = {"name": "per_month_usd", "scope": "deployment", "period": "2026-11", "cap_usd": 500}
-
-    def add_bound(route: Any) -> None:
-        answer = route.fetch()
-        body = answer.json()
-        for fleet in body.get("fleets", [body]):
-            fleet["bounds"].append({**whole, "spent_usd": 120.5, "reserved_usd": 2.25})
-        route.fulfill(response=answer, json=body)
-
-    page = desk.sign_in()
-    page.route("**/fleets", add_bound)
-    page.route(f"**/fleets/{night.name}", add_bound)
-    page.goto(f"{desk.stack.url}/console#/fleets")
+    night.rentals.spend_all(120.5, 2.25)
+    page = desk.sign_in("/fleets")
     facts = page.locator(".fact").filter(has_text="A month, all fleets of the deployment")
     expect(facts).to_contain_text("$120.50of $500.00")
     page.goto(f"{desk.stack.url}/console#/fleets/{night.name}")
@@ -238,35 +227,28 @@ def test_the_doctor_is_for_admins_of_the_deployment(desk: Desk, night: Night) ->
     finding = page.get_by_role("listitem").filter(has_text="account missing · vast")
     expect(finding).to_contain_text("run 'baton fleet login vast'")
     assert desk.complaints(page) == []
-    stray = {
-        "id": "stray_machine/vast/7000001",
-        "code": "stray_machine",
-        "provider": "vast",
-        "detail": "vast lists the machine 7000001, and no record explains it",
-        "fix": "destroys the machine 7000001",
-    }
+    # The provider was asked to end a machine, and its list has not lacked the machine twice since then.
+    name = f"linger-{uuid4().hex[:6]}"
+    night.rentals.apply(name, providers=["loopback"])
+    life = ((300, "planned"), (299, "booting"), (240, "ready"), (120, "terminating"))
+    offer = Offer(provider="loopback", ref="host-1", disk_gib=80, usd_per_hour=0.2)
+    machine = night.rentals.machine(name, "l1", life, offer=offer)
+    found = f"lingering_machine/loopback/{machine.handle}"
     sent: list[Any] = []
-
-    def fix(route: Any) -> None:
-        sent.append(route.request.post_data_json)
-        outcome = {"id": stray["id"], "fixed": True, "later": False, "detail": "the provider ends the machine"}
-        report["findings"] = []
-        route.fulfill(status=200, content_type="application/json", body=json.dumps({"outcomes": [outcome]}))
-
-    report = {"providers": ["vast"], "findings": [stray], "strays": [], "at": night.rentals.now}
-    answer = lambda route: route.fulfill(status=200, content_type="application/json", body=json.dumps(report))  # noqa: E731
-    page.route("**/fleet-doctor", answer)
-    page.route("**/fleet-doctor/fix", fix)
+    page.on("request", lambda one: sent.append(one.post_data_json) if one.url.endswith("/fleet-doctor/fix") else None)
     page.get_by_role("button", name="Examine again").click()
-    page.get_by_role("button", name=f"Fix {stray['id']}").click()
+    page.get_by_role("button", name=f"Fix {found}").click()
     dialog = page.get_by_role("dialog")
-    expect(dialog).to_contain_text("The fix destroys the machine 7000001. There is no undo.")
+    expect(dialog).to_contain_text(f"The fix asks loopback again to destroy {machine.handle}. There is no undo.")
     assert sent == []
     dialog.get_by_role("button", name="Fix").click()
-    expect(page.get_by_text("Fixed: the provider ends the machine.")).to_be_visible()
-    expect(page.get_by_role("heading", name="Nothing was found")).to_be_visible()
-    assert sent == [{"findings": [stray["id"]]}]
+    expect(page.get_by_text("Fixed: loopback ends the machine.")).to_be_visible()
+    assert sent == [{"findings": [found]}]
     assert desk.complaints(page) == []
+    night.rentals.change(machine, MachineState.GONE, absences=[night.rentals.now, night.rentals.now + 60])
+    page.get_by_role("button", name="Examine again").click()
+    expect(page.get_by_role("button", name=f"Fix {found}")).to_have_count(0)
+    expect(finding).to_be_visible()
 
 
 def test_a_key_that_submits_sees_fleets_without_the_doctor(desk: Desk, night: Night) -> None:

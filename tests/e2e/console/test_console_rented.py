@@ -33,3 +33,6 @@ def test_a_machine_boots_serves_and_is_given_back_on_an_open_page(desk: Desk, st
     expect(machine).to_contain_text("draining")
     expect(machine).to_contain_text("the fleet is stopped")
     expect(page.get_by_text("1 machine is given back.")).to_be_visible()
+    page.goto(f"{stack.url}/console#/fleets?tab=doctor")
+    expect(page.get_by_role("heading", name="Nothing was found")).to_be_visible()
+    assert desk.complaints(page) == []
