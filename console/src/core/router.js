@@ -15,6 +15,9 @@ export const hrefOf = (path, query = {}) => {
   return `#${path}${set.length ? `?${new URLSearchParams(set)}` : ""}`;
 };
 
+/** Return true if a part of an address can be the id of a job; a path would name another call. */
+export const isJobId = (part) => /^[0-9a-f-]{36}$/.test(part);
+
 /** Take `code` of a sign-in link from the fragment, and remove it from the address and the history; null without one. */
 export function takeFromFragment(name) {
   const found = new URLSearchParams(location.hash.slice(1)).get(name);

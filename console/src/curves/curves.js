@@ -4,7 +4,7 @@ import { Empty, Failure, Loading } from "../components/states.js";
 import { count, counted } from "../core/format.js";
 import { html } from "../core/html.js";
 import { useResource } from "../core/polling.js";
-import { go, hrefOf } from "../core/router.js";
+import { go, hrefOf, isJobId } from "../core/router.js";
 import { titleOf } from "../jobs/actions.js";
 import { MAX_COMPARED, Compare } from "./compare.js";
 import { MAX_COLORS, byColor, marksOf, repeatedRanges, smooth, splitCurves, toColumns } from "./curve-data.js";
@@ -31,7 +31,7 @@ export function Curves({ job, attempts: all, events, query }) {
   const [smoothing, setSmoothing] = useState(0);
   const [log, setLog] = useState(false);
   const chosen = chosenOf(query);
-  const others = query.with?.split(",").filter(Boolean).slice(0, MAX_COMPARED) ?? NO_ITEMS;
+  const others = query.with?.split(",").filter(isJobId).slice(0, MAX_COMPARED) ?? NO_ITEMS;
   const range = rangeIn(query);
   const seat = job.nodes ? Number(query.node ?? 0) : undefined;
   const attempts = useMemo(() => all?.filter((one) => (one.seat ?? undefined) === seat) ?? null, [all, seat]);

@@ -1,4 +1,5 @@
 /** Views by place. A place without a view is not in the table, so no link leads to it. */
+import { isJobId } from "../core/router.js";
 import { FleetPage } from "../fleet/fleet.js";
 import { Fleets } from "../fleet/fleets.js";
 import { JobPage } from "../job/job.js";
@@ -8,8 +9,6 @@ import { Webhooks } from "../keys/webhooks.js";
 import { RingPage } from "../ring/ring.js";
 import { Rings } from "../ring/rings.js";
 import { Submit } from "../submit/submit.js";
-
-const JOB_ID = /^[0-9a-f-]{36}$/;
 
 export const PLACES = [
   {
@@ -24,7 +23,7 @@ export const PLACES = [
   },
   {
     name: "job",
-    matches: (parts) => parts[0] === "jobs" && parts.length === 2 && JOB_ID.test(parts[1]),
+    matches: (parts) => parts[0] === "jobs" && parts.length === 2 && isJobId(parts[1]),
     title: (parts) => `Job ${parts[1].slice(0, 8)}`,
     View: JobPage,
   },

@@ -98,11 +98,17 @@ def test_a_line_of_the_rules_does_not_end_the_copied_command(desk: Desk, scene: 
     assert [at for at, line in enumerate(lines) if line == mark] == [len(lines) - 2]
 
 
-def test_an_address_with_a_path_for_a_job_names_no_other_call(desk: Desk) -> None:
+def test_an_address_with_a_path_for_a_job_names_no_other_call(desk: Desk, scene: Scene) -> None:
     page = desk.sign_in("/jobs/..%2Frecipes")
     expect(page.get_by_role("heading", name="No such page")).to_be_visible()
     page.goto(f"{desk.stack.url}/console#/submit?from=..%2Frecipes")
     expect(page.get_by_role("alert")).to_contain_text("not_found")
+    job_id = scene.submit("compared")
+    Training(scene.claim("m-1")).train(1, 20, 20)
+    desk.requests.clear()
+    page.goto(f"{desk.stack.url}/console#/jobs/{job_id}?with=..%2Frecipes")
+    expect(page.get_by_role("img", name=re.compile("^loss over steps"))).to_be_visible()
+    assert not [one for one in desk.requests if one.endswith("/recipes")]
 
 
 def test_the_log_of_an_ended_job_goes_on_when_the_job_runs_again(desk: Desk, scene: Scene) -> None:
