@@ -163,8 +163,8 @@ class Emulator(Lifecycle):
         return self._log_path.read_bytes()[-LOG_TAIL_BYTES:].decode("utf-8", "replace")
 
     def _spawn(self, python: Path, listener: socket.socket) -> None:
+        self._scratch = tempfile.TemporaryDirectory(prefix="baton-emulator-")
         if self._state_dir is None:
-            self._scratch = tempfile.TemporaryDirectory(prefix="baton-emulator-")
             self._log_path = Path(self._scratch.name, "emulator.log")
         else:
             self._state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -173,7 +173,7 @@ class Emulator(Lifecycle):
             self._process = subprocess.Popen(
                 [str(python), "-m", f"{__package__}.emulated"],
                 cwd=self._log_path.parent,
-                env=emulator_environment(os.environ, listener, self._port, self._state_dir),
+                env=emulator_environment(os.environ, listener, self._port, self._state_dir, self._scratch.name),
                 stdin=subprocess.PIPE,
                 stdout=log,
                 stderr=subprocess.STDOUT,
@@ -213,7 +213,7 @@ def find_python() -> Path:
 
 
 def emulator_environment(
-    inherited: Mapping[str, str], listener: socket.socket, port: int, state_dir: Path | None
+    inherited: Mapping[str, str], listener: socket.socket, port: int, state_dir: Path | None, scratch: str
 ) -> dict[str, str]:
     """Return the environment of the child: the parent's without AWS_* and PYTHON*, plus the settings of ministack."""
     inherited_variables = {
@@ -233,6 +233,9 @@ def emulator_environment(
         "S3_PERSIST": "0",
         "BATON_EMULATOR_FD": str(listener.fileno()),
         "BATON_EMULATOR_PARENT": str(os.getpid()),
+        # ministack removes its copies of the functions with a function, not at its end.
+        "TMPDIR": scratch,
+        "BATON_EMULATOR_SCRATCH": scratch,
     }
     if state_dir is not None:
         settings |= {

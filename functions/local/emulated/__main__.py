@@ -2,7 +2,8 @@
 
 `functions.local.emulator.Emulator` sets the environment: BATON_EMULATOR_FD (the bound socket), BATON_EMULATOR_PARENT
 (the parent's process id; standard input is a pipe from the parent), BATON_EMULATOR_STATE (the state directory; absent
-for memory only), and the settings of ministack. Exit status 0 after a clean end, 73 if the directory is in use, 65 if
+for memory only), BATON_EMULATOR_SCRATCH (the directory for temporary files, which the parent removes unless the parent
+was killed), and the settings of ministack. Exit status 0 after a clean end, 73 if the directory is in use, 65 if
 the directory is damaged, 74 if a write could not be saved.
 """
 
@@ -13,6 +14,7 @@ import fcntl
 import logging
 import os
 import select
+import shutil
 import signal
 import sys
 import threading
@@ -76,6 +78,8 @@ def main() -> int:
     checksums.install(s3)
     asyncio.run(serve_until_stopped(gateway.app))
     tables.close()
+    if os.getppid() != int(os.environ["BATON_EMULATOR_PARENT"]):
+        shutil.rmtree(os.environ["BATON_EMULATOR_SCRATCH"], ignore_errors=True)
     return 0
 
 

@@ -34,7 +34,14 @@ sys.stdin.read()
 
 
 def wait_for_end(pid: int) -> None:
-    until(lambda: not alive(pid), 15, what="the end of the emulator")
+    until(lambda: not alive(pid), what="the end of the emulator")
+
+
+def temporary_directory(pid: int) -> Path:
+    """Return the directory for the temporary files of the emulator; the copies of functions are 91 MB each."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    (place,) = (one.removeprefix(b"TMPDIR=") for one in variables if one.startswith(b"TMPDIR="))
+    return Path(os.fsdecode(place))
 
 
 def test_it_listens_on_the_loopback_only_and_leaves_nothing_behind() -> None:
@@ -94,6 +101,14 @@ def test_a_failed_start_shows_the_log_and_leaves_nothing(monkeypatch: pytest.Mon
         _ = emulator.pid
 
 
+@pytest.mark.parametrize("durable", [False, True])
+def test_no_temporary_file_outlives_it(tmp_path: Path, durable: bool) -> None:
+    with Emulator(state_dir=tmp_path if durable else None) as emulator:
+        place = temporary_directory(emulator.pid)
+        (place / "ministack-lambda-api").mkdir()
+    assert not place.exists()
+
+
 def test_one_that_does_not_come_up_in_time_is_ended(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     hanging = tmp_path / "python"
     hanging.write_text("#!/bin/sh\necho started\nexec sleep 60\n")
@@ -107,7 +122,7 @@ def test_a_death_of_its_own_is_reported() -> None:
     with Emulator() as emulator:
         os.kill(emulator.pid, signal.SIGKILL)
         with pytest.raises(EmulatorError, match="ended by itself"):
-            until(emulator.check, 10)
+            until(emulator.check)
 
 
 def test_a_directory_serves_one_emulator_at_a_time(tmp_path: Path) -> None:
@@ -139,9 +154,12 @@ def test_it_ends_with_the_process_that_started_it_and_saves_its_state(tmp_path: 
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
         assert alive(pid)
+        place = temporary_directory(pid)
+        assert place.is_dir()
         parent.send_signal(number)
         parent.wait(10)
         wait_for_end(pid)
+    assert not place.exists()
     with Emulator(state_dir=tmp_path) as emulator:
         assert [bucket["Name"] for bucket in emulator.client("s3").list_buckets()["Buckets"]] == ["kept"]
 
