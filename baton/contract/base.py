@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 from pydantic_core import PydanticCustomError
 
+from baton.contract.names import FLEET_NAME_PATTERN
+
 MAX_KEY_BYTES = 900
 """Longest object key that a user may choose. S3 allows 1,024 bytes; our own prefixes take the rest."""
 
@@ -93,6 +95,7 @@ JobId = Annotated[
     ),
 ]
 QueueName = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,62}$", description="Queue name", examples=["default"])]
+FleetName = Annotated[str, Field(pattern=FLEET_NAME_PATTERN)]
 TagName = Annotated[str, Field(min_length=1, max_length=64)]
 TagValue = Annotated[str, Field(max_length=256)]
 Step = Annotated[int, Field(ge=0, le=MAX_STEP, description="Training step, counted from 0")]

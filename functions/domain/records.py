@@ -21,8 +21,7 @@ from baton.contract.jobs.job import (
 from baton.contract.jobs.policy import Policy, Requirements
 from baton.contract.jobs.rent import RentSpec
 from baton.contract.recipes.plan import RunPlan
-from baton.contract.worker.calls import Directive
-from baton.contract.worker.control import CommandKind, EndedBy, RolledBack, RuleStatus
+from baton.contract.worker.control import CommandKind, Directive, EndedBy, RolledBack, RuleStatus
 from functions.domain import table_keys
 from functions.domain.record_base import Attribute, Record, TableRecord
 from functions.domain.seat_records import Seat, SeatMark

@@ -6,15 +6,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.contract.fleets.events import PublishedFleetEvent
 from baton.contract.jobs.events import JobEvent
 from functions.domain.ports import DeliveryQueue, WebhookStore
 from functions.domain.webhooks import Webhook
-from functions.publishing.entries import Entry
 from functions.storage.clients import plain_client
 from functions.storage.failures import failures_translated
+
+if TYPE_CHECKING:
+    # Only the function `publisher` loads the entries, and with the entries the records of fleets.
+    from functions.publishing.entries import Entry
 
 MAX_MESSAGE_BYTES = 250_000
 """Size limit of a message; SQS takes 256 KiB, attributes included."""

@@ -10,7 +10,7 @@ import pytest
 
 from baton.contract.jobs.job import JobState
 from baton.contract.jobs.policy import Policy
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.lease_expiry import ReclaimWatermark

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from baton.contract.jobs.history import EventType
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from functions.domain.errors import FenceBroken, Refusal, WriteConflict
 from functions.domain.jobs import transitions as rules
 from functions.domain.jobs.transaction import DirectLease, Put, SteerLease, update_job

@@ -22,7 +22,8 @@ import requests
 from baton.contract.fleets.fleet import FleetSpec, MachineState
 from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
-from baton.contract.worker.calls import Directive, HeartbeatRequest, WorkItem, WorkQuery
+from baton.contract.worker.calls import HeartbeatRequest, WorkItem, WorkQuery
+from baton.contract.worker.control import Directive
 from functions.domain.webhooks import signature
 from functions.local.stack import TICK_S
 from gpu_client.transport.api.client import BatonClient

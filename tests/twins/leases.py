@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from baton.contract.jobs.job import Progress
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from functions.domain import table_keys
 from functions.domain.errors import FenceBroken
 from functions.domain.jobs.lease_expiry import ReclaimWatermark

@@ -7,9 +7,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from baton.contract.base import AnswerModel, Cursor, EpochSeconds, JobId, PageLimit, WireModel
+from baton.contract.base import AnswerModel, Cursor, EpochSeconds, FleetName, JobId, PageLimit, WireModel
 from baton.contract.fleets.events import FleetEventType
-from baton.contract.fleets.fleet import FleetName
 from baton.contract.jobs.history import EventType
 
 MAX_WEBHOOKS = 20

@@ -10,9 +10,19 @@ from typing import Annotated, Literal
 
 from pydantic import Field, ValidationInfo, field_validator
 
-from baton.contract.base import AnswerModel, EpochSeconds, JobId, PageLimit, QueueName, TagName, TagValue, WireModel
+from baton.contract.base import (
+    AnswerModel,
+    EpochSeconds,
+    FleetName,
+    JobId,
+    PageLimit,
+    QueueName,
+    TagName,
+    TagValue,
+    WireModel,
+)
 from baton.contract.fleets.money import Budget, Usd
-from baton.contract.names import FLEET_NAME_PATTERN, ProviderName
+from baton.contract.names import ProviderName
 
 MAX_FLEET_MACHINES = 1000
 MAX_TOKEN_LENGTH = 60
@@ -20,7 +30,6 @@ MAX_TOKEN_LENGTH = 60
 MAX_FLEET_IN_TOKEN = 28
 """Characters of the fleet's name within the name of a machine."""
 
-FleetName = Annotated[str, Field(pattern=FLEET_NAME_PATTERN)]
 CONTAINER_PROVIDERS = frozenset({"vast", "salad", "runpod", "ec2"})
 """Providers that start the container image of a fleet; the others start the agent that is installed on the machine."""
 

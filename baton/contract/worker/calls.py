@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, model_validator
@@ -29,16 +28,16 @@ from baton.contract.jobs.goodput import Goodput
 from baton.contract.jobs.job import FailureClass, InputRef
 from baton.contract.objects.parts import LargeSizeBytes, Parts, require_fitting
 from baton.contract.recipes.plan import RunPlan
-from baton.contract.worker.control import Command, Control, ControlReport, EndedBy, LeaveByRule, RulesInForce, Sequence
-
-
-class Directive(StrEnum):
-    """Directive of the control plane in the answer to a heartbeat."""
-
-    CONTINUE = "continue"
-    CANCEL = "cancel"
-    PAUSE = "pause"
-    CHECKPOINT = "checkpoint"
+from baton.contract.worker.control import (
+    Command,
+    Control,
+    ControlReport,
+    Directive,
+    EndedBy,
+    LeaveByRule,
+    RulesInForce,
+    Sequence,
+)
 
 
 class SaladIdentity(WireModel):

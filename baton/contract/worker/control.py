@@ -62,6 +62,15 @@ RuleName = Annotated[str, Field(max_length=64, pattern=r"^[a-z0-9][a-z0-9_-]*$")
 MessageText = Annotated[str, Field(max_length=1024)]
 
 
+class Directive(StrEnum):
+    """Directive of the control plane in the answer to a heartbeat."""
+
+    CONTINUE = "continue"
+    CANCEL = "cancel"
+    PAUSE = "pause"
+    CHECKPOINT = "checkpoint"
+
+
 class RulesInForce(AnswerModel):
     """Rules that a worker is to go by. Example: `{"revision": 2, "text": "rules: []"}`"""
 

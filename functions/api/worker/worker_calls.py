@@ -15,7 +15,6 @@ from baton.contract.names import CHECKPOINTS_BUCKET, DATA_BUCKET, ring_secret
 from baton.contract.worker.calls import (
     AGENT_CRASHED,
     CompleteRequest,
-    Directive,
     FailRequest,
     HeartbeatAnswer,
     HeartbeatRequest,
@@ -23,7 +22,7 @@ from baton.contract.worker.calls import (
     TransitionAnswer,
     WorkItem,
 )
-from baton.contract.worker.control import ControlReport
+from baton.contract.worker.control import ControlReport, Directive
 from functions.api.checkpoints.checkpoint_calls import find_sound_checkpoints, refer_to
 from functions.api.checkpoints.retention_runner import RetentionRunner
 from functions.api.http.context import ApiCall, Context, require_job

@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from baton.contract.worker.calls import WorkQuery
 from functions.domain.jobs.transaction import OpenLease, Transaction
 from functions.domain.records import Claimant, Job
+
+if TYPE_CHECKING:
+    # Only the functions with calls of workers load the models of the calls.
+    from baton.contract.worker.calls import WorkQuery
 
 SMALLEST_WINDOW = 10
 LARGEST_WINDOW = 160

@@ -10,7 +10,7 @@ import hmac
 from dataclasses import dataclass
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from functions.domain.errors import Refusal
 from functions.domain.records import Lease
 

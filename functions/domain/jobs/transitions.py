@@ -26,8 +26,8 @@ from baton.contract.jobs.job import (
     Reason,
     ReasonCode,
 )
-from baton.contract.worker.calls import AGENT_CRASHED, Directive, FailRequest, WorkQuery
-from baton.contract.worker.control import EndedBy
+from baton.contract.worker.calls import AGENT_CRASHED, FailRequest, WorkQuery
+from baton.contract.worker.control import Directive, EndedBy
 from baton.contract.worker.lease_grace import LEASE_INTERVALS
 from functions.domain.errors import Refusal
 from functions.domain.jobs import retry as retry_policy

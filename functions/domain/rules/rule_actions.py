@@ -26,8 +26,7 @@ from baton.contract.rules.document.actions import (
 )
 from baton.contract.rules.engine.verdicts import State, Verdict
 from baton.contract.rules.numbers import encode
-from baton.contract.worker.calls import Directive
-from baton.contract.worker.control import CommandKind, CommandRequest, EndedBy
+from baton.contract.worker.control import CommandKind, CommandRequest, Directive, EndedBy
 from functions.domain.errors import NotDoneError, Refusal
 from functions.domain.jobs import retry as retry_policy
 from functions.domain.jobs import transitions

@@ -14,7 +14,8 @@ from collections.abc import Callable
 from functools import partial
 
 from baton.contract.jobs.job import FailureClass
-from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.calls import HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.control import Directive
 from baton.contract.worker.lease_grace import heartbeat_budget_s
 from gpu_client.agent.app.settings import AgentSettings
 from gpu_client.agent.app.shutdown import ShutdownLevel, ShutdownRequest

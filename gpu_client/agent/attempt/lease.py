@@ -18,7 +18,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.calls import HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.control import Directive
 from baton.contract.worker.lease_grace import RETRY_PAUSES
 from gpu_client.agent.retry_pauses import backoff_s
 from gpu_client.transport.errors import ApiError, BatonError, LeaseExpired, LeaseLost, Unauthorized

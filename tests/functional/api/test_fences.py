@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S
 from tests.kits.api.harness import NOW, Answer, Api, Held
 from tests.kits.files.declared_files import described

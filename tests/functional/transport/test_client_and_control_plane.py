@@ -15,14 +15,8 @@ from baton.contract.admin.keys import KeyCreate
 from baton.contract.jobs.job import FailureClass, InputRef, JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from baton.contract.names import Scope
-from baton.contract.worker.calls import (
-    CompleteRequest,
-    Directive,
-    FailRequest,
-    HeartbeatRequest,
-    ReleaseRequest,
-    WorkQuery,
-)
+from baton.contract.worker.calls import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
+from baton.contract.worker.control import Directive
 from baton.contract.worker.output import LogChunk
 from gpu_client.checkpoints.restore.checkpoint_restore import restore
 from gpu_client.checkpoints.save.artifacts import collect_outputs, upload_artifacts

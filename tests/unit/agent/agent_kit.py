@@ -8,7 +8,8 @@ from typing import Any
 
 from baton.contract.checkpoints.manifest import Chunk, ChunkedFile, Manifest, Pack
 from baton.contract.fleets.fleet import MachineOrders, MachineState
-from baton.contract.worker.calls import Directive, HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.calls import HeartbeatAnswer, HeartbeatRequest, WorkItem
+from baton.contract.worker.control import Directive
 from gpu_client.checkpoints.save.checkpoint_commit import Committed
 from gpu_client.transport.api.http import parse_error
 from gpu_client.transport.errors import ApiError, api_error_class

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from gpu_client.agent.app.shutdown import ShutdownLevel
 from gpu_client.agent.attempt import job_run, trainer_run
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome

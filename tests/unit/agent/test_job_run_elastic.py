@@ -11,8 +11,7 @@ import pytest
 from baton.contract.elastic.world import WorldSeat
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.job import FailureClass
-from baton.contract.worker.calls import Directive
-from baton.contract.worker.control import MAX_DECISIONS
+from baton.contract.worker.control import MAX_DECISIONS, Directive
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.transport.errors import Unreachable

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs.job import FailureClass
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from tests.unit.agent.agent_kit import make_answer, refusal
 from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint, exited

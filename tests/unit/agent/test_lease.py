@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from baton.contract.worker.calls import Directive, HeartbeatRequest
+from baton.contract.worker.calls import HeartbeatRequest
+from baton.contract.worker.control import Directive
 from baton.contract.worker.lease_grace import RETRY_PAUSES
 from gpu_client.agent.attempt import lease as lease_module
 from gpu_client.agent.attempt.lease import PROVEN_SHARE, RETRY_MIN_S, LeaseKeeper, LeaseLoss

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.errors import ErrorCode
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from functions.domain.access.api_keys import token_digest
 from functions.domain.jobs.lease_expiry import ReclaimWatermark, is_reclaimable, update_watermark
 from functions.domain.jobs.lease_fence import REPROOF_WINDOW_S, Fence, directive_for

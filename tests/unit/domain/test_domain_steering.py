@@ -9,7 +9,8 @@ import pytest
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
 from baton.contract.jobs.job import Artifact, AttemptEnd, JobCounters, JobState, Reason
-from baton.contract.worker.calls import Directive, FailRequest
+from baton.contract.worker.calls import FailRequest
+from baton.contract.worker.control import Directive
 from functions.domain.checkpoints import commit
 from functions.domain.errors import Refusal
 from functions.domain.jobs import transitions as rules

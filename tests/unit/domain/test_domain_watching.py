@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from baton.contract.jobs.job import JobCounters, JobState, Progress
-from baton.contract.worker.calls import Directive
-from baton.contract.worker.control import CommandKind
+from baton.contract.worker.control import CommandKind, Directive
 from functions.domain.jobs.transaction import CloseLease, DirectLease, SteerLease
 from functions.domain.records import CommandRecord, Job, MemberRecord, RuleStateRecord
 from functions.domain.rules.rule_evaluation import (

@@ -19,14 +19,8 @@ from baton.contract.fleets.fleet import EnrollRequest, FleetSpec, MachineHeartbe
 from baton.contract.jobs.job import JobState, JobSubmit
 from baton.contract.jobs.policy import Policy
 from baton.contract.names import Scope
-from baton.contract.worker.calls import (
-    CompleteRequest,
-    Directive,
-    FailRequest,
-    HeartbeatRequest,
-    ReleaseRequest,
-    WorkQuery,
-)
+from baton.contract.worker.calls import CompleteRequest, FailRequest, HeartbeatRequest, ReleaseRequest, WorkQuery
+from baton.contract.worker.control import Directive
 from baton.contract.worker.output import LogChunk
 from gpu_client.transport.api.calls import pages
 from gpu_client.transport.api.client import BatonClient

@@ -6,7 +6,7 @@ An absent attribute means None; an absent `closed` means a live attempt.
 from __future__ import annotations
 
 from baton.contract.jobs.job import Progress
-from baton.contract.worker.calls import Directive
+from baton.contract.worker.control import Directive
 from functions.domain import table_keys
 from functions.domain.jobs.lease_fence import LEASE_RETENTION_S, REPROOF_WINDOW_S, REVOKED, Fence
 from functions.domain.jobs.transaction import CloseLease, LeaseGuard, LeaseWrite, OpenLease, ReopenLease
