@@ -81,6 +81,19 @@ def modules_of(handler: str) -> frozenset[str]:
     return frozenset(output.split())
 
 
+def clients_of(handler: str) -> list[str]:
+    """List the services for which a handler creates a client before the first event."""
+    count = """
+import botocore.session
+create, created = botocore.session.Session.create_client, []
+def counted(session, service, *rest, **settings):
+    created.append(service)
+    return create(session, service, *rest, **settings)
+botocore.session.Session.create_client = counted
+"""
+    return _run([sys.executable, "-c", f"{count}{loading(handler)}print(*created)"]).stdout.split()
+
+
 def largest(handler: str) -> list[Loaded]:
     """List the modules with the longest time of their own, by `python -X importtime`."""
     output = _run([sys.executable, "-X", "importtime", "-c", loading(handler)]).stderr

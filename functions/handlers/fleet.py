@@ -20,8 +20,8 @@ from functions.handlers.startup import Invocation, start_logging
 from functions.handlers.wiring import build_context, build_fleet, build_metrics
 
 start_logging()
-context = build_context()
 _fleet = build_fleet()
+context = build_context(dynamodb=_fleet.dynamodb)
 store, clock, accounts, drivers = _fleet.store, _fleet.clock, _fleet.accounts, _fleet.drivers
 metrics = build_metrics()
 ENDING = {State.DRAINING, State.LOST, State.TERMINATING}

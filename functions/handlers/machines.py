@@ -13,7 +13,9 @@ from functions.handlers.wiring import build_context, build_fleet
 start_logging()
 routes_of("machines")  # loads the routes at the cold start, not with the first event
 _fleet = build_fleet()
-context = replace(build_context(), fleet=_fleet.store, accounts=_fleet.accounts, drivers=_fleet.drivers)
+context = replace(
+    build_context(dynamodb=_fleet.dynamodb), fleet=_fleet.store, accounts=_fleet.accounts, drivers=_fleet.drivers
+)
 
 
 def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from typing import Any
 
@@ -10,10 +9,12 @@ from functions.api.http.dispatch import dispatch
 from functions.api.http.route import routes_of
 from functions.handlers.startup import start_logging
 from functions.handlers.wiring import build_context, build_rings
+from functions.storage.clients import dynamodb_client
 
 start_logging()
 routes_of("rings")  # loads the routes at the cold start, not with the first event
-context = replace(build_context(), rings=build_rings(os.environ))
+_dynamodb = dynamodb_client()
+context = replace(build_context(dynamodb=_dynamodb), rings=build_rings(_dynamodb))
 
 
 def handler(event: dict[str, Any], lambda_context: object) -> dict[str, Any]:

@@ -56,8 +56,8 @@ class Clients:
     buckets: Mapping[str, str]
 
     @classmethod
-    def from_settings(cls, settings: StorageSettings) -> Self:
-        """Create the clients of a deployment.
+    def from_settings(cls, settings: StorageSettings, dynamodb: Any = None) -> Self:
+        """Create the clients of a deployment; `dynamodb`: client to use in place of a new one.
 
         botocore's defaults (`AWS_*`) supply region, credentials and endpoint where the settings name none.
         """
@@ -65,7 +65,7 @@ class Clients:
         s3 = _WhenNeeded(partial(s3_client, settings.s3_endpoint, region=region, secret=secret))
         public = settings.s3_public_endpoint
         return cls(
-            dynamodb=dynamodb_client(),
+            dynamodb=dynamodb or dynamodb_client(),
             s3=s3,
             s3_public=s3
             if public is None or public == settings.s3_endpoint

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from bench.api.cold_start import TARGET_RATIO, TYPICAL, cpu_seconds, handlers, loading, modules_of
+from bench.api.cold_start import TARGET_RATIO, TYPICAL, clients_of, cpu_seconds, handlers, loading, modules_of
 from cdk.resources.access import ACCESS
 from functions.api.http.route import Function
 
@@ -66,6 +66,11 @@ def test_no_handler_loads_what_it_does_not_need(name: str) -> None:
     assert not {module for module in loaded if module.startswith("baton.contract.rules")}, (
         "it is loaded where rules are checked"
     )
+
+
+@pytest.mark.parametrize("name", ["admin", "fleet", "machines", "rings", "submitter"])
+def test_a_handler_with_more_stores_shares_one_client_among_them(name: str) -> None:
+    assert clients_of(name) == ["dynamodb"]
 
 
 def test_the_authorizer_loads_neither_models_nor_routes() -> None:
