@@ -8,7 +8,6 @@ from functions.api.fleet.fleet_calls import view_machine
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context
 from functions.domain.errors import Refusal
-from functions.fleet import doctor
 from functions.fleet.accounts import AccountsUnreadable
 from functions.fleet.records import STRAYS_NAME, STRAYS_TENANT
 
@@ -17,6 +16,8 @@ SHOWN_STRAYS = 100
 
 def examine_fleets(context: Context, call: ApiCall) -> DoctorReport:
     """Examine all providers, machines and the controller: strays, leftovers, refused accounts, late ticks."""
+    from functions.fleet import doctor
+
     now = fleet_time(context, call)
     try:
         found = doctor.examine(require_store(context), context.drivers, now)
@@ -33,6 +34,8 @@ def examine_fleets(context: Context, call: ApiCall) -> DoctorReport:
 
 def fix_findings(context: Context, call: ApiCall) -> FixAnswer:
     """Fix findings of an earlier examination that still exist; foreign machines are never touched."""
+    from functions.fleet import doctor
+
     body: FixRequest = call.body
     try:
         outcomes = doctor.fix(require_store(context), context.drivers, body.findings, fleet_time(context, call))
