@@ -1,4 +1,5 @@
 /** Numbers with units and times in the reader's zone. Each function returns a text, "" for an unknown value. */
+import { now_s } from "./clock.js";
 
 const known = (value) => value !== null && value !== undefined && Number.isFinite(value);
 const MINUTE_S = 60;
@@ -60,11 +61,11 @@ export function bytes(value) {
 }
 
 /** Format an instant for a list: the time today, else the date. */
-export function moment(at_s, now = Date.now() / 1000) {
+export function moment(at_s) {
   if (!known(at_s)) return "";
   const at = new Date(at_s * 1000);
   const clock = at.toLocaleTimeString(undefined, { hour: "2-digit", minute: "2-digit" });
-  if (at.toDateString() === new Date(now * 1000).toDateString()) return clock;
+  if (at.toDateString() === new Date(now_s() * 1000).toDateString()) return clock;
   return `${at.toLocaleDateString(undefined, { day: "numeric", month: "short" })}, ${clock}`;
 }
 

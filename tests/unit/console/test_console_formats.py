@@ -51,3 +51,19 @@ def results() -> list[str]:
 @pytest.mark.parametrize("index", range(len(CASES)), ids=[call for call, _ in CASES])
 def test_formats(results: list[str], index: int) -> None:
     assert results[index] == CASES[index][1]
+
+
+def test_today_is_the_control_planes_day() -> None:
+    """The clock of the browser's machine may be years off."""
+    at_s = 1_577_880_000
+    program = """
+      const [format, clock] = await Promise.all(process.argv.slice(1).map((place) => import(place)));
+      const answer = { headers: new Headers({ date: new Date(AT_S * 1000).toUTCString() }) };
+      const before = format.moment(AT_S);
+      clock.learnTime(answer);
+      console.log(JSON.stringify([before.includes(","), format.moment(AT_S).includes(",")]));
+    """.replace("AT_S", str(at_s))
+    places = [FORMATS.as_uri(), FORMATS.with_name("clock.js").as_uri()]
+    line = [str(NODE), "--input-type=module", "-e", program, *places]
+    done = subprocess.run(line, capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout) == [True, False]
