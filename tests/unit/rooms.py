@@ -415,7 +415,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # Sends the calls of a node to the control plane.
     "gpu_client.agent.control.world_relay": {
         "baton.contract",
-        "gpu_client.agent.control.channel_server",
+        "gpu_client.agent.control.socket_directory",
         "gpu_client.transport",
     },
     "gpu_client.agent.control": {
@@ -425,6 +425,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.training.protocol",
         # The utilization of the GPUs.
         "gpu_client.controller.hardware_sampler",
+        "gpu_client.agent.workspace",
     },
     "gpu_client.agent.io": {
         "baton.contract",

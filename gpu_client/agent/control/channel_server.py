@@ -8,11 +8,8 @@ server survives every input, keeps valid messages, and counts invalid messages. 
 import contextlib
 import json
 import logging
-import os
 import selectors
-import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter, deque
@@ -31,6 +28,7 @@ from gpu_client.agent.control.channel_messages import (
     TrainingProgress,
     parse,
 )
+from gpu_client.agent.control.socket_directory import SocketDirectory
 from gpu_client.training.protocol import MAX_LINE_BYTES
 
 _log = logging.getLogger(__name__)
@@ -42,8 +40,6 @@ MAX_WAITING_STEERING = 2048
 MAX_WAITING_REPORTS = 1024
 MAX_WAITING_POINTS = 2048
 SETTLE_S = 5.0
-# The kernel's limit is 108 bytes (104 on macOS), the terminating zero included.
-MAX_SOCKET_PATH_BYTES = 100
 # Protocol errors logged per server; all are counted.
 LOGGED_ERRORS = 20
 
@@ -87,15 +83,15 @@ class ChannelServer:
         self._errors: Counter[str] = Counter()
         self._pending_stop: bytes | None = None  # The last stop request; processes that connect later receive it.
         self._closing = False
-        self._directory = make_private_directory()
+        self._directory = SocketDirectory()
         try:
-            self.path = self._directory / "channel"
+            self.path = self._directory.path / "channel"
             self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             self._listener.bind(str(self.path))
             self._listener.listen(MAX_CONNECTIONS)
             self._listener.setblocking(False)
         except OSError:
-            shutil.rmtree(self._directory, ignore_errors=True)
+            self._directory.remove()
             raise
         self._wake, self._waker = socket.socketpair()
         self._selector = selectors.DefaultSelector()
@@ -227,7 +223,7 @@ class ChannelServer:
         self._selector.close()
         for end in (self._listener, self._wake, self._waker):
             end.close()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     def __enter__(self) -> Self:
         return self
@@ -363,14 +359,6 @@ class ChannelServer:
             self._checkpoints.append(message)
             self._reports.append((self._clock(), message))
         self._news.set()
-
-
-def make_private_directory() -> Path:
-    """Create a directory for this user only, with a path short enough for a socket."""
-    for parent in (tempfile.gettempdir(), "/tmp"):  # noqa: S108 (mkdtemp makes a private directory in it)
-        if len(os.fsencode(parent)) + len("/baton-xxxxxxxx/channel") <= MAX_SOCKET_PATH_BYTES:
-            return Path(tempfile.mkdtemp(prefix="baton-", dir=parent))
-    raise OSError(f"the temporary directory's path is too long for a socket: {tempfile.gettempdir()}")
 
 
 def _encode_steering(message: dict[str, Any], age_s: float) -> bytes:

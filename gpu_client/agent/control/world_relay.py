@@ -19,7 +19,6 @@ import json
 import logging
 import os
 import re
-import shutil
 import socket
 import socketserver
 import threading
@@ -36,7 +35,7 @@ from baton.contract.elastic.nodes import ELASTIC_PORT
 from baton.contract.elastic.relay import RelayAnswer, RelayRequest
 from baton.contract.elastic.world import EpochProposal, JoinRequest, WorldReport, WorldSeat, WorldView
 from baton.contract.errors import ErrorCode
-from gpu_client.agent.control.channel_server import make_private_directory
+from gpu_client.agent.control.socket_directory import SocketDirectory
 from gpu_client.transport.errors import ApiError, BatonError
 
 MAX_CALL_BYTES = 256 * 1024
@@ -107,8 +106,8 @@ class WorldRelay:
         }
         self.has_joined = False
         """The process has asked to become a member, also if the control plane has refused or not answered."""
-        self._directory = make_private_directory()
-        self.path = self._directory / "world"
+        self._directory = SocketDirectory()
+        self.path = self._directory.path / "world"
         self._server = _Server(os.fspath(self.path), _Handler)
         self._server.relay = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="world", daemon=True)
@@ -139,7 +138,7 @@ class WorldRelay:
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
-        shutil.rmtree(self._directory, ignore_errors=True)
+        self._directory.remove()
 
     def __enter__(self) -> Self:
         return self

@@ -11,15 +11,14 @@ lock; a process id, in contrast, is local to a container, and the kernel reuses 
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import secrets
-import stat
 from dataclasses import dataclass
 from pathlib import Path
 
 from baton.contract.checkpoints.marker import MARKER
+from gpu_client.agent.workspace.directory_lock import is_own_directory, lock_directory
 from gpu_client.agent.workspace.safe_delete import delete_once
 from gpu_client.checkpoints.local.directory_files import read_marker
 from gpu_client.training.protocol import ARENA_CHECKPOINT
@@ -58,7 +57,7 @@ def make_arena(parent: Path, slot: Path) -> LockedArena | None:
             path = parent / f"{_NAME}{secrets.token_hex(8)}"
             (slot / _NOTE).write_text(str(path), encoding="utf-8")
             path.mkdir(mode=0o700)
-            lock_fd = _lock(path)
+            lock_fd = lock_directory(path)
             if lock_fd is not None:
                 return LockedArena(path, lock_fd)
             # Another agent that started between the two calls removes the still unlocked directory.
@@ -74,7 +73,7 @@ def remove_dead_arenas(parent: Path) -> None:
     for path in parent.glob(f"{_NAME}*"):
         try:
             # A job can create any entry below `parent`, therefore the agent removes only a directory of this user.
-            lock_fd = _lock(path) if _is_own_directory(path) else None
+            lock_fd = lock_directory(path) if is_own_directory(path) else None
             if lock_fd is None:
                 continue
             try:
@@ -99,7 +98,7 @@ def remove_arena(slot: Path) -> bool:
         return True
     try:
         # A job can write any path into the note, therefore the agent removes only a directory with an arena's name.
-        if path.name.startswith(_NAME) and _is_own_directory(path):
+        if path.name.startswith(_NAME) and is_own_directory(path):
             delete_once(path)
             path.rmdir()
     except OSError as error:
@@ -130,31 +129,3 @@ def find_checkpoint(arena: Path) -> ArenaCheckpoint | None:
 def release_checkpoint(arena: Path) -> None:
     """Permit the training process to overwrite the checkpoint in the arena."""
     (arena / ARENA_CHECKPOINT / MARKER).unlink(missing_ok=True)
-
-
-def _is_own_directory(path: Path) -> bool:
-    try:
-        info = path.lstat()
-    except FileNotFoundError:
-        return False
-    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
-
-
-def _lock(path: Path) -> int | None:
-    """Lock a directory without waiting. Returns the descriptor, or None if the lock is held or the directory gone."""
-    try:
-        lock_fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    try:
-        fcntl.flock(lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # The directory may have been removed before the lock.
-        if os.path.samestat(os.fstat(lock_fd), path.lstat()):
-            return lock_fd
-    except (BlockingIOError, FileNotFoundError):
-        pass
-    except BaseException:
-        os.close(lock_fd)
-        raise
-    os.close(lock_fd)
-    return None
