@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -20,6 +21,9 @@ from cryptography.x509.oid import NameOID
 
 CertificateSource = Callable[[str], str | None]
 """Return the certificate with a label, or None for a certificate that the node does not trust."""
+
+MAX_PINNED = 256
+"""TLS settings that a node keeps: two for each peer, in a world of 64 nodes and of peers that were replaced."""
 
 
 def label_of(certificate: str) -> str:
@@ -51,12 +55,12 @@ class NodeIdentity:
         self.certificate = base64.b64encode(certificate.public_bytes(Encoding.DER)).decode()
         self._pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         self._pem += certificate.public_bytes(Encoding.PEM)
+        # The settings take as long as a handshake, and each epoch opens several connections to every peer.
+        self._pinned = lru_cache(MAX_PINNED)(self._pin)
 
     def client_context(self, certificate: str) -> ssl.SSLContext:
         """Return the TLS settings of calls to the owner of a certificate."""
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-        context.check_hostname = False
-        return self._pin(context, certificate)
+        return self._pinned(ssl.PROTOCOL_TLS_CLIENT, certificate)
 
     def server_context(self, certificates: CertificateSource) -> ssl.SSLContext:
         """Return the TLS settings of a listener. A caller names its certificate's label as server name."""
@@ -68,13 +72,15 @@ class NodeIdentity:
             certificate = certificates(label) if label else None
             if certificate is None:
                 return int(ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME)
-            connection.context = self._pin(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), certificate)
+            connection.context = self._pinned(ssl.PROTOCOL_TLS_SERVER, certificate)
             return None
 
         context.sni_callback = pin
         return context
 
-    def _pin(self, context: ssl.SSLContext, certificate: str) -> ssl.SSLContext:
+    def _pin(self, protocol: int, certificate: str) -> ssl.SSLContext:
+        context = ssl.SSLContext(protocol)
+        context.check_hostname = False
         context.load_verify_locations(cadata=base64.b64decode(certificate))
         return self._load(context)
 
