@@ -25,8 +25,8 @@ from tests.kits.waiting import alive, until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes, pytest.mark.skipif(SSHD is None, reason=MISSING)]
 
-SPEED = 60
-"""The fleets' minutes are seconds."""
+SPEED = 30
+"""A minute of the fleets is two seconds: the 15 minutes of a boot leave a loaded computer time for ssh and an agent."""
 PRICES = (0.0, 0.3)
 AGENT = f'exec {shlex.quote(sys.executable)} "$@"'
 
