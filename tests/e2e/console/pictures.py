@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+
+import numpy as np
 
 from baton.contract.admin.webhooks import WebhookCreate
 from baton.contract.fleets.fleet import MachineState
@@ -16,12 +19,22 @@ from tests.e2e.console.desk import NARROW, WIDE, Desk
 from tests.e2e.console.rentals import Rentals
 from tests.e2e.console.ring_work import ring_work
 from tests.e2e.console.scenes import Scene
-from tests.e2e.console.trainings import Training
+from tests.e2e.console.trainings import RULES, Training, commit_files
 from tests.e2e.console.world_work import rich_world
 from tests.kits.stack.stack import Stack
 
 PICTURES = Path(__file__).resolve().parents[3] / "console-pictures"
 DETAILS_MS = 2000
+TRIED = (
+    RULES
+    + """  - name: good
+    when: mean(loss, 50) < 0.6
+    do: save
+  - name: late
+    when: step >= 1100
+    do: stop
+"""
+)
 
 
 def main() -> int:
@@ -40,7 +53,6 @@ def main() -> int:
         signing = desk.open()
         photograph(signing, "signin", signing.get_by_label("API key"))
         signing.goto(desk.link())
-        signing.reload()
         photograph(signing, "signin-link", signing.get_by_role("button", name="Sign in"))
         page = desk.sign_in()
         for name, place, shown in (
@@ -59,12 +71,56 @@ def main() -> int:
         page.goto(f"{stack.url}/console#/keys")
         page.get_by_role("button", name="New key").click()
         photograph(page, "dialog-key", page.get_by_role("dialog"))
+        photograph_checkpoints(page, stack)
+        photograph_backtest(page, stack, job)
         photograph_fleets(page, stack)
         photograph_rings(page, stack)
         photograph_world(page, stack)
         desk.close()
     sys.stdout.write(f"{PICTURES}\n")
     return 0
+
+
+def photograph_checkpoints(page: Any, stack: Stack) -> None:
+    """Write the download of a checkpoint's files: one verified, one missing, one on the way."""
+    scene = Scene(stack, "saved")
+    job, held = scene.submit("unet-portraits"), scene.claim("m-30c2")
+    random = np.random.default_rng(1)
+    weights = random.normal(0, 0.02, 6_000_000).astype(np.float32).tobytes()
+    files = {
+        "baton.json": b"{}" * 300, "optimizer.safetensors": 300 * 2**20, "state.pt": random.bytes(300_000),
+        "text_encoder/model.safetensors": weights[:800_000], "unet/model.safetensors": weights,
+    }  # fmt: skip
+    with TemporaryDirectory() as directory:
+        commit_files(held, Path(directory), files, 600)
+    page.goto(f"{stack.url}/console#/jobs/{job}?tab=checkpoints")
+    photograph(page, "checkpoints", page.get_by_role("button", name="Download step 600"))
+    page.get_by_role("button", name="Download step 600").click()
+    page.get_by_role("button", name="Download and verify state.pt").click()
+    page.get_by_text("verified", exact=True).wait_for()
+    headers = {"access-control-allow-origin": "*"}
+    page.route("**/packs/*", lambda route: route.fulfill(status=404, headers=headers))
+    page.get_by_role("button", name="Download and verify baton.json").click()
+    page.get_by_role("alert").wait_for()
+    page.unroute("**/packs/*")
+    answers = [lambda route: route.continue_()]
+    page.route("**/packs/*", lambda route: answers.pop()(route) if answers else None)
+    page.get_by_role("button", name="Download and verify unet/model.safetensors").click()
+    photograph(page, "dialog-checkpoint", page.get_by_role("button", name="Cancel the download"))
+    page.get_by_role("button", name="Close").click()
+    page.unroute("**/packs/*")
+
+
+def photograph_backtest(page: Any, stack: Stack, job: str) -> None:
+    """Write the back-test of rules on a run that lost a machine."""
+    page.goto(f"{stack.url}/console#/jobs/{job}?tab=rules")
+    page.get_by_role("button", name="Add rules").click()
+    page.get_by_role("textbox", name="Rules").fill(TRIED)
+    page.get_by_role("button", name="Back-test", exact=True).click()
+    curve = page.get_by_role("region", name="Firings in the curve")
+    curve.wait_for()
+    curve.scroll_into_view_if_needed()
+    photograph(page, "rules-backtest", curve)
 
 
 def photograph_rings(page: Any, stack: Stack) -> None:

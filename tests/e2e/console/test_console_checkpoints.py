@@ -12,40 +12,32 @@ from playwright.sync_api import expect
 
 from baton.contract.admin.shares import ShareRequest
 from baton.contract.checkpoints.manifest import Manifest
-from gpu_client.checkpoints.save.checkpoint_commit import commit_checkpoint
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.saved_files import note_downloads, save_file
 from tests.e2e.console.scenes import Scene
+from tests.e2e.console.trainings import commit_files
 from tests.kits.stack.stack import Stack
 
 STEP = 1200
 MODEL = "unet/model.safetensors"
 HOSTILE = "x/..\u202egpj.<b>|exe"
-HUGE_BYTES = 256 * 2**20 + 1
-SLOW_LINE = 1e6
-"""Bytes per second at which every codec pays."""
+RANDOM = np.random.default_rng(3)
+FILES: dict[str, bytes | int] = {
+    MODEL: RANDOM.normal(0, 0.02, 60_000).astype(np.float32).tobytes(),
+    HOSTILE: RANDOM.bytes(90_000),
+    "trainer_state.json": b'{"step": 1200}',
+    "optimizer.pt": 256 * 2**20 + 1,
+}
 
 
 @pytest.fixture
 def saved(scene: Scene, tmp_path: Path) -> tuple[str, Manifest]:
     """A job with a checkpoint of compressed and raw chunks, a hostile name, and a file too large for a page."""
-    random = np.random.default_rng(3)
-    directory = tmp_path / "checkpoint"
-    for folder in ("unet", "x"):
-        (directory / folder).mkdir(parents=True)
-    (directory / MODEL).write_bytes(random.normal(0, 0.02, 60_000).astype(np.float32).tobytes())
-    (directory / HOSTILE).write_bytes(random.bytes(90_000))
-    (directory / "trainer_state.json").write_bytes(b'{"step": 1200}')
-    with (directory / "optimizer.pt").open("wb") as file:
-        file.truncate(HUGE_BYTES)
     job_id = scene.submit("saved")
     held = scene.claim("m-1")
-    done = commit_checkpoint(
-        held.worker, held.worker.transfer, held.work, directory, STEP, metrics={"loss": 0.5},
-        upload_bytes_per_s=SLOW_LINE, spool=tmp_path / "spool",
-    )  # fmt: skip
+    manifest = commit_files(held, tmp_path, FILES, STEP)
     held.worker.close()
-    return job_id, done.manifest
+    return job_id, manifest
 
 
 def open_files(page: Any) -> Any:
@@ -64,7 +56,7 @@ def pack_of(manifest: Manifest, path: str) -> str:
 
 
 def test_files_are_verified_before_they_are_saved(
-    desk: Desk, browser: Any, stack: Stack, saved: tuple[str, Manifest], tmp_path: Path
+    desk: Desk, browser: Any, stack: Stack, saved: tuple[str, Manifest]
 ) -> None:
     job_id, manifest = saved
     assert "planes" in {chunk.codec for chunk in manifest.chunks}
@@ -72,10 +64,10 @@ def test_files_are_verified_before_they_are_saved(
     expect(page.get_by_role("row").nth(1)).to_contain_text(re.compile(r"1,200.*269 MB.*293 kB.*loss 0\.5.*best loss"))
     assert not any("/console/reader-" in one for one in desk.requests), "the decoder comes with the first download"
     dialog = open_files(page)
-    assert save_file(page, MODEL) == ("model.safetensors", (tmp_path / "checkpoint" / MODEL).read_bytes())
+    assert save_file(page, MODEL) == ("model.safetensors", FILES[MODEL])
     expect(dialog.get_by_text("verified", exact=True)).to_be_visible()
     name, content = save_file(page, HOSTILE)
-    assert content == (tmp_path / "checkpoint" / HOSTILE).read_bytes()
+    assert content == FILES[HOSTILE]
     assert re.fullmatch(r"[._]*gpj\._b__exe", name), name
     expect(dialog.get_by_role("listitem").filter(has_text="optimizer.pt")).to_contain_text("use the command")
     expect(dialog.get_by_label("Command")).to_have_text(f"baton fetch {job_id} . --checkpoint {STEP}")
