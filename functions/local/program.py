@@ -144,7 +144,7 @@ def _read_budget(parser: argparse.ArgumentParser, text: str | None) -> Budget | 
 
 
 class RepeatFilter(logging.Filter):
-    """Drops a message of the fleets that was logged less than an hour ago: each tick repeats what it waits for."""
+    """Drops a message of the fleets that was logged less than an hour ago: each tick repeats the reason of its wait."""
 
     def __init__(self) -> None:
         super().__init__()

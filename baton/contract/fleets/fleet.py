@@ -25,8 +25,6 @@ from baton.contract.fleets.money import Budget, Usd
 from baton.contract.names import ProviderName
 
 MAX_FLEET_MACHINES = 1000
-MAX_TOKEN_LENGTH = 60
-"""Longest name of a machine at its provider: Salad's limit for container groups."""
 MAX_FLEET_IN_TOKEN = 28
 """Characters of the fleet's name within the name of a machine."""
 

@@ -68,7 +68,7 @@ class AttemptEnd(StrEnum):
 
 
 class FailureClass(StrEnum):
-    """Why a worker gave up a job. Node faults are counted apart from failures of the job."""
+    """Cause for which a worker gave up a job. Node faults are counted apart from failures of the job."""
 
     SCRIPT_ERROR = "script_error"
     OUT_OF_MEMORY = "out_of_memory"
@@ -226,7 +226,7 @@ class BatchSubmit(WireModel):
 
 
 class Reason(AnswerModel):
-    """Why something happened. Example: `{"code": "lease_expired", "message": "no heartbeat for 92 s"}`"""
+    """Reason of a state or an end. Example: `{"code": "lease_expired", "message": "no heartbeat for 92 s"}`"""
 
     code: Annotated[
         str, Field(description="A ReasonCode, a FailureClass, or the word with which a worker released the job")

@@ -338,9 +338,10 @@ class Control(AnswerModel):
 
 
 class LeaveByRule(WireModel):
-    """Why a worker hands a job back that no machine has failed: a rule wants it.
+    """Decision of a rule for which a worker hands a job back.
 
-    `rollback`: to go on from an earlier checkpoint. `pause`: until somebody resumes it. `requeue`: on another machine.
+    `rollback`: the job resumes an earlier checkpoint. `pause`: the job waits until a user resumes the job. `requeue`:
+    another machine resumes the job.
     Example: `{"kind": "rollback", "ended_by": {"rule": "spike", "step": 120}, "rollback": {"before_step": 120}}`
     """
 

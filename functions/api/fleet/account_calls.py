@@ -54,7 +54,7 @@ def list_providers(context: Context, call: ApiCall) -> ProviderPage:
 
 
 def remove(context: Context, call: ApiCall) -> NoContent:
-    """Remove an account; refused while machines of this deployment run there, or may begin to, which nobody would end.
+    """Remove an account; refused while machines of this deployment run there, or may begin to: they could not be ended.
 
     An account that its provider refuses by now is removed in any case, because no machine can be ended with it.
     """

@@ -94,7 +94,7 @@ def require_identity(context: Context, machine: Machine, proof: str | None, now:
 
 
 def _verified(address: str, proof: str, now: int) -> Claims:
-    """Return the claims of a proof. Raises ValueError for a proof that nobody signed, or that is not valid now."""
+    """Return the claims of a proof. Raises ValueError for a proof without a valid signature, or outside its time."""
     signed, _, signature = proof.rpartition(".")
     header, _, payload = signed.partition(".")
     algorithm, key_id = (_object(header).get(name) for name in ("alg", "kid"))

@@ -19,7 +19,7 @@ LONGEST_STATUS = 60
 
 
 class RefusalKind(StrEnum):
-    """Why a provider refuses an account, as a stable code."""
+    """Reason for which a provider refuses an account, as a stable code."""
 
     KEY = "provider_key_refused"
     PERMISSION = "provider_permission_missing"

@@ -109,7 +109,7 @@ class ShutdownRequest:
             return self.level
 
     def announce(self, reason: str, leave_within_s: float | None = None) -> None:
-        """Drain, because the machine ends in ``leave_within_s`` seconds; None if nobody knows when.
+        """Drain, because the machine ends in ``leave_within_s`` seconds; None for an unknown time.
 
         The next signal still counts as the first.
         """

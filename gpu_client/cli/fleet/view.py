@@ -167,7 +167,7 @@ def standing_text(spec: FleetSpec) -> str:
 
 
 def render(fleet: FleetView) -> RenderableType:
-    """Render a fleet: what it permits, its money by bound, its machines, why it waits."""
+    """Render a fleet: its document, its money by bound, its machines, the reason of its wait."""
     parts: list[RenderableType] = [build_fields(_details(fleet)), Text()]
     tables = (
         (_BOUNDS, map(_bound_row, fleet.bounds)),

@@ -24,7 +24,6 @@ from gpu_client.elastic.errors import GroupAbortedError, PeerLostError
 
 ROLL_CALL_S = 2.0
 """Time in which survivors of a failed operation answer, at most."""
-LENGTH_BYTES = 8
 
 Result = TypeVar("Result")
 
