@@ -16,12 +16,12 @@ from tests.kits.stack.stack import Stack
 from tests.kits.waiting import until
 
 
-def test_a_new_key_is_shown_once_works_and_is_revoked(desk: Desk, stack: Stack) -> None:
+def test_a_new_key_is_shown_once_works_and_is_revoked(reader: Desk, stack: Stack) -> None:
     name = f"laptop-{uuid4().hex[:6]}"
-    page = desk.sign_in("/keys")
+    page = reader.visit("/keys")
     page.get_by_role("button", name="New key").click()
     dialog = page.get_by_role("dialog")
-    assert desk.complaints(page) == []
+    assert reader.complaints(page) == []
     dialog.get_by_label("Name").fill(name)
     dialog.get_by_role("button", name="Create key").click()
     secret = page.get_by_role("dialog", name=f"Key {name}").locator("code").inner_text()
@@ -39,9 +39,9 @@ def test_a_new_key_is_shown_once_works_and_is_revoked(desk: Desk, stack: Stack) 
         client.jobs(limit=1)
 
 
-def test_a_key_without_a_scope_is_refused_in_the_dialog(desk: Desk, stack: Stack) -> None:
+def test_a_key_without_a_scope_is_refused_in_the_dialog(reader: Desk, stack: Stack) -> None:
     before = len(stack.client.list_keys().keys)
-    page = desk.sign_in("/keys")
+    page = reader.visit("/keys")
     page.get_by_role("button", name="New key").click()
     dialog = page.get_by_role("dialog")
     dialog.get_by_label("Name").fill("nothing")
@@ -74,8 +74,8 @@ def test_other_keys_see_neither_keys_nor_webhooks(desk: Desk) -> None:
     expect(page.get_by_role("alert")).to_contain_text("admin")
 
 
-def test_a_webhook_shows_its_deliveries_and_replays_them(desk: Desk, scene: Scene, stack: Stack) -> None:
-    page = desk.sign_in("/webhooks")
+def test_a_webhook_shows_its_deliveries_and_replays_them(reader: Desk, scene: Scene, stack: Stack) -> None:
+    page = reader.visit("/webhooks")
     page.get_by_role("button", name="New webhook").click()
     dialog = page.get_by_role("dialog")
     # Nothing answers there: each delivery fails, and says why.
@@ -91,7 +91,7 @@ def test_a_webhook_shows_its_deliveries_and_replays_them(desk: Desk, scene: Scen
     card = page.locator("section").filter(has_text=address)
     card.get_by_role("button", name="Deliveries").click()
     expect(card.get_by_role("table")).to_contain_text("job.submitted")
-    assert desk.complaints(page) == []
+    assert reader.complaints(page) == []
     card.get_by_role("button", name=f"Replay {job_id}").click()
     page.get_by_role("dialog").get_by_role("button", name="Replay").click()
     expect(page.get_by_text(f"1 event of job {job_id[:8]} queued again.")).to_be_visible()

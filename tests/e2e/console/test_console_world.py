@@ -28,7 +28,14 @@ def row_of(page: Any, machine: str) -> Any:
 
 
 def test_a_world_tells_its_nodes_rounds_data_and_who_waits(reader: Desk, work: WorldWork) -> None:
-    page = reader.visit(f"/jobs/{work.job}")
+    page = reader.visit(f"/jobs?queue={work.scene.queue}")
+    row = page.get_by_role("row").filter(has_text="llama-3b-diloco")
+    for text in ("23 of 300", "2.31", "3/4", "3 machines", "RTX 4090"):
+        expect(row).to_contain_text(text)
+    row.get_by_role("link", name="llama-3b-diloco").click()
+    facts = page.locator(".job-head .facts")
+    expect(facts).to_contain_text("3 of 4, 4 attempts")
+    expect(facts).to_contain_text("3 machines")
     page.get_by_role("link", name="World", exact=True).click()
     expect(fact(page, "World")).to_contain_text("Training2 of 4 nodes, begins with 2")
     expect(fact(page, "Quorum")).to_contain_text("Held2 of 2 answer")
@@ -56,6 +63,9 @@ def test_a_world_tells_its_nodes_rounds_data_and_who_waits(reader: Desk, work: W
     reader.come_back(page)
     expect(waits).to_contain_text(f"Round 24 did not wait for node {work.members[1]}")
     reader.examine(page)
+    page.get_by_role("link", name="Timeline", exact=True).click()
+    expect(page.get_by_text(re.compile(r"Attempt 2 of node \d began on vast-3001"))).to_be_visible()
+    expect(page.get_by_text(re.compile(r"Node \d \(it left\) is out: 2 nodes"))).to_be_visible()
 
 
 def test_an_exclusion_says_its_effect_first(reader: Desk, work: WorldWork) -> None:
@@ -88,16 +98,3 @@ def test_a_world_that_forms_tells_whom_it_waits_for(reader: Desk, scene: Scene) 
     sentence = f"Node {first} waits: 1 of 2 nodes has joined, and the training begins with 2. Node {second} starts."
     expect(page.get_by_text(sentence)).to_be_visible()
     expect(row_of(page, "m-1")).to_contain_text("readywaits for the others")
-
-
-def test_a_job_with_nodes_in_the_table_and_the_timeline(reader: Desk, work: WorldWork) -> None:
-    page = reader.visit(f"/jobs?queue={work.scene.queue}")
-    row = page.get_by_role("row").filter(has_text="llama-3b-diloco")
-    for text in ("23 of 300", "2.31", "3/4", "3 machines", "RTX 4090"):
-        expect(row).to_contain_text(text)
-    page.goto(f"{work.scene.stack.url}/console#/jobs/{work.job}?tab=timeline")
-    expect(page.get_by_text(re.compile(r"Attempt 2 of node \d began on vast-3001"))).to_be_visible()
-    expect(page.get_by_text(re.compile(r"Node \d \(it left\) is out: 2 nodes"))).to_be_visible()
-    facts = page.locator(".job-head .facts")
-    expect(facts).to_contain_text("3 of 4, 4 attempts")
-    expect(facts).to_contain_text("3 machines")
