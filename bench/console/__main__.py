@@ -10,7 +10,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from bench.console import job_page
+from bench.console import job_page, views
 from bench.harness.reporting import parser_of, reporting
 
 REPORT = Path("bench-report/bench-console.json")
@@ -19,7 +19,7 @@ ROUNDS = 9
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the sections, write the report, and return the exit code."""
-    sections = {"curves": job_page.measure}
+    sections = {"views": views.measure, "curves": job_page.measure}
     options = parser_of("python -m bench.console", __doc__, sections, REPORT).parse_args(arguments)
     os.environ.update(job_page.CLOUD)
     points = job_page.QUICK_POINTS if options.quick else job_page.POINTS

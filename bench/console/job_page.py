@@ -62,7 +62,7 @@ def measure(rounds: int, points: int) -> list[Figure]:
         page.get_by_text("summarizes earlier points").wait_for(state="detached", timeout=300_000)
         summarized_s = first_s + time.perf_counter() - begun
         answers: list[int] = []
-        page.on("response", lambda answer: answers.append(len(answer.body())) if "/curves" in answer.url else None)
+        page.on("response", lambda answer: answers.append(len(answer.body())) if _is_curve(answer) else None)
         paints_s, zooms_s = [], []
         for number in range(rounds):
             paints_s.append(_paint(page, job_id))
@@ -79,6 +79,10 @@ def measure(rounds: int, points: int) -> list[Figure]:
         Figure(name=f"{named}: answer before compression", unit="kB", rounds=[size / 1000 for size in answers]),
         Figure(name=f"{named}: a frame while the pointer moves", unit="ms", rounds=frames_ms, at_most=MAX_FRAME_MS),
     ]
+
+
+def _is_curve(answer: Any) -> bool:
+    return "/curves" in answer.url and answer.status == 200
 
 
 def _paint(page: Any, place: str) -> float:
