@@ -216,7 +216,7 @@ def test_a_reader_that_is_overtaken_while_it_pins_tries_again(place: Place, monk
 
 
 def test_records_that_are_no_records_harm_nobody(place: Place) -> None:
-    """Leases are small texts that somebody may have spoiled: they count as if they said nothing."""
+    """A damaged lease counts as an empty lease."""
     ring = filled(place)
     with RingReader(open_ring(place.text), "r", threads=False):
         for prefix, data in (("readers/", b"\xff"), ("writers/", b"[]"), ("pins/", b"{")):

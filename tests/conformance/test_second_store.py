@@ -244,7 +244,7 @@ def test_rclone_is_found_out(second_store: SecondStore) -> None:
 
 @pytest.mark.processes
 def test_why_such_a_store_is_refused(second_store: SecondStore) -> None:
-    """Bytes that were altered on the way would be committed: the store repeats what it was told."""
+    """A store that echoes the declared checksum would let altered bytes be committed."""
     api = on(second_store.cloud())
     api.submit()
     held = api.claim()

@@ -333,7 +333,7 @@ def test_a_damaged_checkpoint_is_replaced_by_a_later_attempts(cloud: Cloud) -> N
 
 
 def test_a_checkpoint_keeps_the_branches_that_it_came_by(cloud: Cloud) -> None:
-    """Read anew, protected, found damaged: a retry may go on from it only by what it says."""
+    """A retry decides by the branches of a checkpoint's record, therefore each later write keeps the branches."""
     first = commit(cloud, commit(cloud, claim(cloud, submit(cloud)), 5), 7)
     stopped = rules.cancel(first.job, first.attempt, message="", now=NOW)
     cloud.jobs.apply(stopped)

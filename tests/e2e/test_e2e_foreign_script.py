@@ -161,5 +161,5 @@ def test_a_script_that_keeps_one_checkpoint_for_half_a_second_loses_no_more_than
 
 
 def committed(shop: Workshop, job_id: str) -> int:
-    """The step that the next attempt resumes from, when nobody is training."""
+    """Return the step from which the next attempt resumes, while no attempt trains."""
     return shop.stack.job(job_id).checkpoint_step or 0

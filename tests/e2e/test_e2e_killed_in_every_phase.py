@@ -1,4 +1,4 @@
-"""The agent is killed in each of its phases: whoever comes next finishes the job, from whole checkpoints only."""
+"""The agent is killed in each of its phases: the next agent finishes the job, from whole checkpoints only."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def assert_whole_checkpoints(stack: Stack, job_id: str) -> None:
 
 @pytest.mark.parametrize("phase", ["fetching", "restoring", "training", "committing", "uploading"])
 def test_the_same_agent_started_again_hands_the_job_back_at_once(shop: Workshop, phase: str) -> None:
-    """The lease is three minutes long: nobody could wait for its end here."""
+    """The lease is three minutes long, longer than the patience of the test."""
     stack = shop.stack
     stack.write(f"{shop.queue}/one.txt", b"input", bucket="training-data")
     gate = shop.gate(STEPS if phase == "uploading" else 25)

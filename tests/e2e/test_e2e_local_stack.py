@@ -1,4 +1,4 @@
-"""`make local` as a person uses it: what it prints, what it keeps, how it ends, and that its sweeper runs."""
+"""Test `make local` as a person uses the command: output, kept state, end, sweeper."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LocalRun:
         return BatonClient(self.url, self.keys[key])
 
     def end(self, number: signal.Signals) -> tuple[int, str, str]:
-        """Send the signal to the process itself: exit code, what it said at its end, what it complained about."""
+        """Send the signal to the process; return exit code, last output and last errors."""
         self.process.send_signal(number)
         said, complaints = self.process.communicate(timeout=30)
         return self.process.returncode, said, complaints
@@ -95,7 +95,7 @@ def runs(tmp_path: Path) -> Iterator[list[LocalRun]]:
 
 
 class Listener(BaseHTTPRequestHandler):
-    """A webhook's server: remembers what it was sent, and answers the first request of each path with 503."""
+    """Server of a webhook: records each request, and answers the first request of each path with 503."""
 
     received: ClassVar[list[tuple[str, dict[str, str], bytes]]] = []
 

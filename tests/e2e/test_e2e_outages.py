@@ -1,4 +1,4 @@
-"""The control plane blinks, the object store stumbles, machines are paused and wake up: nobody loses anything."""
+"""Outages of the control plane and the object store, and paused machines, cost no job its work."""
 
 from __future__ import annotations
 

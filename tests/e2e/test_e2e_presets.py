@@ -1,4 +1,4 @@
-"""Test presets on real processes: a firing is told, the job goes on, a user can switch presets off."""
+"""Test presets on real processes: a firing is an event, the job goes on, a user can switch presets off."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ class Run:
         self.secrets["the job's environment"] = self._token
 
     def _hook(self, stack: Stack) -> None:
-        """A webhook that nobody answers: what is logged of a delivery is what is logged of a failure."""
+        """Create a webhook without a server, because the log describes failed deliveries."""
         self._admin = {"x-api-key": stack.keys["admin"]}
         token = secrets.token_hex(16)
         body = {"url": f"https://hooks.invalid/{token}?key={token}"}

@@ -262,7 +262,7 @@ class Serving(RuleBasedStateMachine):
     # Plumbing
 
     def write(self, change: Transaction, doing: str) -> None:
-        """A write that nobody can have come before."""
+        """A write that no concurrent write can precede."""
         before = self.snapshot(change.job.id)
         self.stores.jobs.apply(change)
         self.account(change, self.now, before, doing)

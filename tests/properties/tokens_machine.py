@@ -1,4 +1,4 @@
-"""Transfer tokens: a download token opens one object once, whoever asks how often."""
+"""Transfer tokens: a download token opens one object once, for any number of callers."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ def test_all_members_hold_identical_averages(small_frames: None, codec: str, enc
 
 
 def test_a_slow_member_of_weight_zero_receives_all_averages_and_sends_nothing(small_frames: None) -> None:
-    """Nobody waits for contributions of such a member, so only its memory limits the others."""
+    """No member waits for the contributions of such a member, so only its memory limits the others."""
     crew = crew_of(3)
     crew.open()
     slow = crew.engines[2]

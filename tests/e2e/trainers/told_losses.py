@@ -1,4 +1,4 @@
-"""Reports the losses that it is told to: `losses`, texts of numbers, one a step; each step takes `step_s`."""
+"""Report the parameter `losses`, texts of numbers, one in each step; each step takes `step_s`."""
 
 from __future__ import annotations
 

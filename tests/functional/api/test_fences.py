@@ -138,7 +138,7 @@ def test_a_complete_job(api: Api, held: Held, write: Write) -> None:
 
 @pytest.mark.parametrize("late_s", [0, 90, 90 + REPROOF_WINDOW_S - 1])
 def test_a_lease_that_nobody_reclaimed_can_be_proved_for_an_hour(api: Api, held: Held, late_s: int) -> None:
-    """The control plane was down for many heartbeats: nobody took the job, and the machine goes on."""
+    """The control plane was down for many heartbeats: no other worker took the job, and the machine goes on."""
     api.clock.advance(late_s)
     answer = held.heartbeat(step=150).ok()
     assert answer["directive"] == "continue" and answer["lease_expires_at"] == NOW + late_s + 90

@@ -1,4 +1,4 @@
-"""The calls about accounts: a key that does not work is refused, a stored key is shown to nobody."""
+"""The calls about accounts: a key that does not work is refused, and no answer shows a stored key."""
 
 from __future__ import annotations
 
@@ -159,7 +159,7 @@ def put_record(api: Api, state: MachineState, name: str = "m1") -> str:
 
 @pytest.mark.parametrize("state", [MachineState.REQUESTED, MachineState.AMBIGUOUS, MachineState.BOOTING])
 def test_a_machine_that_no_list_names_yet_keeps_its_account(api: Api, vast: Market, state: MachineState) -> None:
-    """The provider can list the machine after the account is gone, and bill it with nobody to end it."""
+    """The provider can list and bill a machine after the removal of the account, which no call could end."""
     log_in(api)
     api.call("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i"}).ok()
     api.post("/fleets/nights/stop").ok()
@@ -182,7 +182,7 @@ def test_a_machine_that_no_list_names_yet_keeps_its_account(api: Api, vast: Mark
 
 
 def test_a_fleet_that_rents_at_a_provider_keeps_its_account(api: Api, vast: Market) -> None:
-    """A controller that read the accounts a moment ago rents a machine that nobody could end."""
+    """A controller that read the accounts a moment ago could rent a machine without a way to end the machine."""
     log_in(api)
     api.call("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i"}).ok()
     error = api.call("DELETE", "/providers/vast").refused(ErrorCode.CONFLICT, "provider", "top the fleet")

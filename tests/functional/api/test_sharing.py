@@ -241,7 +241,7 @@ def test_a_share_with_a_false_digest_is_replaced_by_the_next_job(api: Api) -> No
 
 
 def test_a_false_digest_gives_no_job_anothers_file(api: Api) -> None:
-    """Files are known by job and attempt: whoever declares the digest of another's file gets nothing by it."""
+    """Files are known by job and attempt: the digest of another job's file gives no access to the file."""
     owner = done(api, b"the owner's")
     liar = claimed(api, class_prompt="a cat")
     declared = liar.store_artifacts({**MODEL, PATH: b"the liar's!"})

@@ -25,7 +25,7 @@ from tests.kits.clouds.store_sets import memory_cloud
 
 
 class Invocation:
-    """Lambda's context of a call that has `seconds` left, and one less each time that somebody asks."""
+    """Context of a Lambda call with `seconds` left, and one second less after each question."""
 
     def __init__(self, seconds: float) -> None:
         self.left_s = seconds
@@ -37,7 +37,7 @@ class Invocation:
 
 @pytest.fixture
 def log(api: Api, monkeypatch: pytest.MonkeyPatch) -> io.StringIO:
-    """Put the sweeper on the API's stores, and return what it writes for CloudWatch."""
+    """Put the sweeper on the API's stores, and return its lines for CloudWatch."""
     log = io.StringIO()
     monkeypatch.setattr(sweeper, "context", api.context)
     monkeypatch.setattr(sweeper, "metrics", CloudWatchMetrics("prod", log, api.clock))

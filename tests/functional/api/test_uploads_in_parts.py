@@ -207,7 +207,7 @@ def test_parts_that_cannot_be_are_refused(changed: dict[str, Any], field: str) -
 
 
 def huge(size_bytes: int, **named: str) -> dict[str, Any]:
-    """A file of which nobody has a byte."""
+    """A file without a stored byte."""
     part_bytes = part_bytes_of(size_bytes)
     crcs = [checksum(b"")] * count_parts(size_bytes, part_bytes)
     return {**declared(b"x" * (PART + 1), **named), "size_bytes": size_bytes} | {

@@ -29,7 +29,7 @@ pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
 @pytest.fixture
 def dead_url(monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """An address at which nobody listens, given up at once."""
+    """Yield an address without a listener."""
     monkeypatch.setattr(session_module, "RETRY_POLICY", RetryPolicy(max_tries=1, budget_s=5))
     with socket.socket() as held:
         held.bind(("127.0.0.1", 0))

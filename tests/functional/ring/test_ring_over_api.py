@@ -73,7 +73,7 @@ def made(served: ServedApi, name: str, **more: object) -> Ring:
 
 
 def idle(ring: Ring) -> Maintainer:
-    """Looks after nothing unless it is told to."""
+    """Maintainer that acts only on request."""
     return Maintainer(ring, "idle")
 
 
@@ -122,7 +122,7 @@ def test_a_put_is_one_call_and_urls_come_many_at_a_time(served: ServedApi, name:
 def test_a_large_object_that_is_damaged_on_its_way_is_refused_and_sent_again(
     served: ServedApi, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The store had taken whatever came: the damage was found by the first who read it."""
+    """The store refuses damaged bytes, before a reader meets the damage."""
     ring = made(served, name)
     data = np.random.default_rng(1).bytes(DECLARED_BYTES)
     exchange, sent = Connections.exchange, list[str]()

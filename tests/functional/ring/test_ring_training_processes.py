@@ -23,7 +23,7 @@ TRAINER = Path(__file__).resolve().parents[2] / "e2e" / "trainers" / "ringed.py"
 
 
 def begun(folder: Path, steps: int, **environment: str) -> subprocess.Popen[bytes]:
-    """The trainer as a script that nobody watches over."""
+    """Run the trainer as a script without an agent."""
     parameters = {"steps": steps, "step_s": 0.05, "ring": str(folder / "ring"), "trace": str(folder / "trace")}
     (folder / "parameters.json").write_text(json.dumps({**parameters, "workers": 2}))
     kept = {name: value for name, value in os.environ.items() if not name.startswith("BATON_")}

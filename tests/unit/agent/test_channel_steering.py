@@ -74,7 +74,7 @@ def test_a_trainer_that_knows_nothing_of_rules_is_not_sent_any(server: ChannelSe
 
 @pytest.mark.parametrize("character", ["\n", '"', "\u00e9", "\u20ac", "\x01", "\U0001f600"])
 def test_the_largest_rules_pass_whatever_they_consist_of(server: ChannelServer, character: str) -> None:
-    """Escaped they were longer than a line may be: the channel broke, and checkpoints were announced to nobody."""
+    """Escaped texts exceeded the limit of a line: the channel broke, and no agent received the checkpoints."""
     text = character * (MAX_RULES_BYTES // len(character.encode()))
     with trainer(server) as (channel, heard):
         soon(server.has_steered_peer)

@@ -129,7 +129,7 @@ def test_what_can_never_be_taken_over_is_not_tried_for_ever(scene: Scene, caplog
 
 
 def test_trouble_with_one_directory_does_not_lose_another(scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The one that had been found complete in the same look was noted as told, and told to nobody."""
+    """A checkpoint that completes in the same pass is announced, too."""
     listed = CheckpointWatcher._directories
     monkeypatch.setattr(CheckpointWatcher, "_directories", lambda self: dict(sorted(listed(self).items())))
     scene.write(10, session=True)

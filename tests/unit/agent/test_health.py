@@ -1,4 +1,4 @@
-"""Test the liveness file: a living agent never counts as stuck, whatever it waits for; a stuck one does."""
+"""Test the liveness file: an agent that waits never counts as stuck; a stuck agent does."""
 
 from __future__ import annotations
 

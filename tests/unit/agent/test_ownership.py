@@ -93,7 +93,7 @@ def test_another_key_or_control_plane_finds_nothing(root: Path, memory: Path, ot
 
 
 def test_what_is_not_marked_goes(root: Path) -> None:
-    """Older agents left no mark: nobody can tell whose it is."""
+    """Older agents left no mark, so the owner of the directory is unknown."""
     with Workspace.open(root, "a", owner=ME) as space:
         model = work(space)
         (space.slot / MARK).unlink()

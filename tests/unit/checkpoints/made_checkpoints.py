@@ -26,7 +26,7 @@ class Maker:
     def chunk(
         self, raw: bytes, *, pack: int = 0, codec: Codec = "raw", width: int = 1, base: int | None = None, gap: int = 0
     ) -> int:
-        """Put a chunk into a pack, behind `gap` bytes that nobody names. Returns its index."""
+        """Put a chunk into a pack, behind `gap` bytes that no chunk names. Returns the chunk's index."""
         while codec != "zeros" and len(self.bodies) <= pack:
             self.bodies.append(bytearray())
         stored = encode(codec, memoryview(raw), width=width, base=None if base is None else memoryview(self.raw[base]))

@@ -107,7 +107,7 @@ def test_what_an_earlier_checkpoint_has_is_not_even_asked_for(
 def test_a_known_pack_that_is_gone_is_written_anew(
     cloud: FakeCloud, transfer: Transfer, directory: Path, pauses: list[float]
 ) -> None:
-    """Retention of another job took it, or somebody deleted it: the files are here, so nothing is lost."""
+    """Retention or a user deleted a pack: the files are here, so nothing is lost."""
     known = ChunkIndex()
     commit(cloud, transfer, directory, pauses, known=known)
     del cloud.store.objects[_pack(b"o" * 3000)]

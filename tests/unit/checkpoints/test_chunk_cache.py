@@ -310,7 +310,7 @@ def test_links_in_a_staged_directory_become_files(scene: Scene) -> None:
 
 
 class TestBounds:
-    """A cache on somebody's disk."""
+    """A cache on a disk."""
 
     SIZE = len(b"model-10") + len(FROZEN) + len(b"other-10")
 

@@ -262,7 +262,7 @@ def _large(entries: int) -> bytes:
 
 
 def _large_behind_a_small_end(entries: int) -> bytes:
-    """Python follows the locator whatever the last record says."""
+    """Python follows the locator and ignores the values of the last record."""
     listed = _listed(entries)
     return listed + _large_end(entries, len(listed)) + _end(1, 51)
 

@@ -12,7 +12,7 @@ EPOCH = rule("r", "epoch >= 0", "save", on=["epoch"], cooldown="1 checks")
 
 
 def heard(epochs: list[Any], text: str = EPOCH, *, killed_after: int = 0) -> list[tuple[int, Any]]:
-    """Steps of events, and in which pass each was, of a loop that reports these; the last step is told as such."""
+    """Return step and pass of each event of a loop that reports these epochs and announces its last step."""
     setup, found = Setup(text), []
     for step, epoch in enumerate(epochs, 1):
         setup.clock.now += 1
@@ -72,7 +72,7 @@ def test_one_that_is_left_early_has_not_ended_and_none_ends_twice() -> None:
 
 @pytest.mark.parametrize("epochs", [[0.5, 1.0, 1.5], [0, 0, 1]], ids=["fractions", "whole"])
 def test_a_decision_says_its_pass_over_the_data(epochs: list[float]) -> None:
-    """`training_epoch` was promised with each event of a rule, and nobody said it."""
+    """Each event of a rule names the `training_epoch`."""
     setup = Setup(rule("high", "loss > 2", "save"))
     setup.report(1, loss=1.0)
     for step, epoch in enumerate(epochs, 2):

@@ -250,7 +250,7 @@ def test_a_nan_at_the_last_step_fails_the_job_however_the_loop_ends(total: int) 
 
 
 def test_what_was_decided_beside_a_stop_is_done_or_told() -> None:
-    """The job is complete: nobody resumes from the checkpoint that tells of it."""
+    """The job is complete: no attempt resumes the checkpoint that records the firing."""
     rules = [
         {"name": "stop", "when": "loss > 5", "do": "stop"},
         {"name": "late", "when": "step == 4", "do": [{"alert": "x"}, "save"]},

@@ -100,7 +100,7 @@ def test_a_step_of_several_processes_is_a_log_if_anything_of_it_was_logged(order
 
 
 def test_a_decision_and_the_values_it_saw_are_in_the_log_by_default(caplog: pytest.LogCaptureFixture) -> None:
-    """A training ended without a visible reason: the line was at a level that nobody sees, and without values."""
+    """The line about the end of a training has a visible level and the values of the condition."""
     with caplog.at_level(logging.WARNING):
         Setup(rule("spike", "mean(loss, 2) > 2", "stop")).report(1, loss=5.0)
         setup = Setup(rule("spike", "mean(loss, 2) > 2", "stop"))

@@ -108,7 +108,7 @@ def test_removed_rules_are_gone_and_come_back_as_new() -> None:
 
 
 def test_a_rule_whose_metric_never_comes_is_told_once() -> None:
-    """A rule whose metric never comes is told as unevaluable once; it stayed `armed`, as if it worked."""
+    """The engine reports a rule whose metric never comes as unevaluable, once, and not as `armed`."""
     engine, told = engine_of(rule("quiet", "eval.f1 > 0.9", "stop"))
     feed(engine, [1.0] * (3 * MISSING_AFTER))
     ((rule_, step, message),) = [(one["rule"], one["step"], one["message"]) for one in told.of("rule.unevaluable")]

@@ -174,7 +174,7 @@ def test_keys_carry_what_keeps_attempts_apart() -> None:
 
 
 def test_what_a_damaged_one_was_called_no_other_is_ever_called() -> None:
-    """An attempt that goes back behind what it had committed may write it again while retention is deleting it."""
+    """An attempt that goes back behind its commits may write a manifest again while retention deletes the first."""
     h, name = held(), digest("manifest")
     job = h.job
     for step in (10, 20):

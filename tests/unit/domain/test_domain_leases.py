@@ -1,4 +1,4 @@
-"""The fence: who may write. The claim that opens a lease, and what a heartbeat is told."""
+"""Test the fence of writes, the claim that opens a lease, and the directives of heartbeats."""
 
 from __future__ import annotations
 

@@ -220,7 +220,7 @@ def test_it_is_told_how_far_everything_is_that_comes_between_steps(run: Run, mon
 
 
 class Shown:
-    """A session that notes what it is told to show."""
+    """A session that records the files which a training shows."""
 
     def __init__(self, output_dir: Path) -> None:
         self.output_dir = output_dir

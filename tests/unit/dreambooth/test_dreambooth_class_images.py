@@ -229,7 +229,7 @@ def test_a_cache_that_cannot_be_written_costs_nothing_but_itself(run: Run, made:
 def test_without_a_home_nothing_is_kept(
     cache_dir: str | None, run: Run, made: Made, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Containers that run as a user whom nobody has entered anywhere."""
+    """Containers can run as a user without an entry in the list of users."""
 
     def unknown(_: int) -> Any:
         raise KeyError("getpwuid(): uid not found")

@@ -1,4 +1,4 @@
-"""A changed document: machines that no longer match go back, idle ones first, and nobody else is disturbed."""
+"""A changed document: machines that no longer match go back, idle ones first, and all others stay."""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def large_object(kind: type[EncodedObject] = EncodedObject) -> EncodedObject:
 
 @pytest.fixture
 def others_directory() -> Iterator[Path]:
-    """May be looked into by everybody, and written to by nobody who is not its owner, or root."""
+    """Yield a directory that all users can read, and only the owner and root can write."""
     with tempfile.TemporaryDirectory(prefix="ring-") as name:
         path = Path(name)
         path.chmod(0o755 if os.geteuid() == 0 else 0o555)
@@ -175,7 +175,7 @@ def test_a_directory_that_is_closed_in_the_middle_of_it_costs_no_sample(others_d
 
 
 def test_a_link_whose_answer_was_lost_is_one_s_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """NFS asks again when an answer is lost, and is told then that the name is taken: by the first of the two."""
+    """NFS repeats a request whose answer was lost, and the repetition finds the name taken by the first request."""
     link = os.link
 
     def twice(source: Path, target: Path) -> None:

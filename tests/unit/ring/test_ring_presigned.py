@@ -137,7 +137,7 @@ def test_access_is_a_token_before_a_key_and_never_shown(monkeypatch: pytest.Monk
 
 
 class SlowSocket:
-    """Takes what it is given, and notes how much of it at a time."""
+    """Store that records the size of each received piece."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

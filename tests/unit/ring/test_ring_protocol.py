@@ -234,7 +234,7 @@ def test_a_pointer_to_a_missing_manifest_is_told() -> None:
 
 
 class Overtaken(MemoryStore):
-    """While its reader looks for the pointer, somebody publishes."""
+    """Store on which a publisher acts while a reader reads the pointer."""
 
     meanwhile: Callable[[], object] | None = None
 

@@ -1,4 +1,4 @@
-"""Cursors come back as they were given, or are refused; whatever is sent, nothing else happens."""
+"""A store accepts each cursor that it issued, and refuses all others."""
 
 from __future__ import annotations
 

@@ -276,7 +276,7 @@ STORED_DEFAULTS: dict[str, dict[str, Any]] = {
 
 
 def test_a_default_that_stored_documents_rely_on_does_not_change() -> None:
-    """A job keeps what it was submitted with. Whoever changes a default sets it where jobs are submitted."""
+    """A job keeps the values of its submission. A changed default belongs into the submission of jobs."""
     found: dict[str, dict[str, Any]] = {}
     for model in all_models():
         for name, field in model.model_fields.items():

@@ -15,7 +15,7 @@ from tests.kits.api.webhooks import HOOK_ID, SECRET, make_event, make_webhook
 
 
 class Recorder:
-    """A client that remembers what it was asked."""
+    """A client that records its requests."""
 
     def __init__(self) -> None:
         self.asked: list[dict[str, Any]] = []

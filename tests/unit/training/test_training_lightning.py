@@ -83,7 +83,7 @@ class Module(lightning.LightningModule):  # type: ignore[misc]
 
 
 class Look(lightning.Callback):  # type: ignore[misc]
-    """Notes what it sees after each step, and dies after one of them, or sends a signal."""
+    """Callback that records the state after each step, and dies or sends a signal after one step."""
 
     def __init__(self, folder: Path, kill_at: int | None, signal_at: int | None) -> None:
         self.folder, self.kill_at, self.signal_at = folder, kill_at, signal_at
@@ -253,7 +253,7 @@ def test_what_is_logged_is_reported_once_and_with_its_step(tmp_path: Path) -> No
 def test_how_long_lightning_waited_for_batches_is_known(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plain: bool
 ) -> None:
-    """`data.wait` never was, whatever the loader measured. What else takes time is none of it."""
+    """`data.wait` is the time in which the loop waits for its loader, and no other time."""
     clock = Clock()
     monkeypatch.setattr(session_module, "Steering", partial(Steering, clock=clock))
 

@@ -52,7 +52,7 @@ def test_one_that_is_logged_at_its_step_counts_once(tmp_path: Path) -> None:
 
 
 def test_the_preset_is_shown_it_without_a_rule(tmp_path: Path) -> None:
-    """The agent evaluates presets, by what it is shown."""
+    """The agent evaluates presets by the reported losses."""
     trained = Trained(tmp_path, "", [1.0, 1.0, NAN, 1.0, 1.0], job=True, **SELDOM)
     assert trained.shown[:2] == [None, None]
     assert [math.isnan(loss) for loss in trained.shown[2:]] == [True] * 3, "until the next one is logged"

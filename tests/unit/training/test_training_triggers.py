@@ -75,5 +75,5 @@ def test_a_step_and_its_log_are_one_check_each(tmp_path: Path, event: str) -> No
     [("step > 0", 4), ("wall >= 0s", 4), ("missing(nothing)", 3)],  # the last is checked at the start, too
 )
 def test_a_rule_that_waits_for_no_event_is_checked_once_a_step(tmp_path: Path, when: str, stopped_after: int) -> None:
-    """The Trainer tells a step and what it logs of it one after the other: each was a check."""
+    """The Trainer announces a step and its log one after the other: both together are one check."""
     assert Trained(tmp_path, rules({"when": when, "for": "4 checks"}), [1.0] * 8).step == stopped_after

@@ -17,7 +17,7 @@ PIECE = 256 * 1024
 
 
 def drive(cap: Bandwidth, clock: Clock, seconds: float, greedy: Sequence[Traffic]) -> dict[Traffic, int]:
-    """Every kind takes what it gets, in the given order, a hundred times a second."""
+    """Let each kind take all available bytes, in the given order, a hundred times a second."""
     moved = dict.fromkeys(greedy, 0)
     with ExitStack() as stack:
         for traffic in dict.fromkeys(greedy):

@@ -185,7 +185,7 @@ def test_a_download_that_breaks_goes_on_where_it_broke(
 def test_a_token_whose_answer_got_lost_is_replaced(
     server: ScriptedServer, store: ScriptedServer, worker: OriginalClient
 ) -> None:
-    """The first try has used it up; a worker that is told 401 dies, and its heartbeats go on."""
+    """The first try has used the token up; a worker that receives 401 dies, and its heartbeats go on."""
     store.objects["/s3"] = b"image"
     token = [reply(200, {"token": f"token {number}", "expires_at": 1}) for number in (1, 2)]
     server.script("GET", "/prod/download/token", *token)

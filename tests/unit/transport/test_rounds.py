@@ -1,4 +1,4 @@
-"""Files in rounds of URLs, large ones in parts: everything a store, a line or somebody else can do to them."""
+"""Test uploads in rounds of URLs, large files in parts, against faults of stores, lines and other writers."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_the_goal_says_which_is_better(text: str, expected: float) -> None:
 
 
 def test_the_worst_half_at_step_500_is_stopped() -> None:
-    """The rule of the docs: of six jobs the three with the greatest loss, and nobody before four are there."""
+    """The rule of the docs selects the three of six jobs with the greatest loss, and no job of a group below four."""
     rule = {"name": "worst-half", "when": "group_count(loss, 500) >= 4 and group_rank(loss, 500) >= 0.5", "do": "stop"}
     loaded = load_values({"rules": [rule]})
     assert loaded.rules is not None and loaded.warnings == []
