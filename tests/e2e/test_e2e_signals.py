@@ -63,7 +63,7 @@ def test_a_second_sigterm_leaves_at_once(shop: Workshop) -> None:
     until(lambda: time.monotonic() - first_at > 1.2)
     agent.signal(signal.SIGTERM)
     assert agent.wait(15) in (0, 4)
-    until(lambda: not shop.trainers(), 15, what="the trainer's end")
+    until(lambda: not shop.trainers(), what="the trainer's end")
     assert stack.wait_for(job_id, JobState.PENDING, timeout_s=5).counters.releases == 1
 
 

@@ -78,7 +78,7 @@ def described(provider: SshDriven, *changes: Mapping[str, Any]) -> SshDriver:
 
 
 def read(path: Path) -> str:
-    return str(until(lambda: path.exists() and path.read_text(), 10, what=str(path), every_s=0.01))
+    return str(until(lambda: path.exists() and path.read_text(), what=str(path), every_s=0.01))
 
 
 def test_the_agent_outlives_the_connection_and_gets_its_own_environment(provider: SshDriven) -> None:
@@ -257,7 +257,7 @@ def test_a_host_that_cannot_run_the_agent_is_not_offered(
 def test_a_machine_whose_agent_ended_keeps_its_host_until_the_destroy(provider: SshDriven) -> None:
     handle = made(provider)
     provider.end(TOKEN)
-    (seen,) = until(lambda: [one for one in inventory(provider).sightings if not one.running], 10)
+    (seen,) = until(lambda: [one for one in inventory(provider).sightings if not one.running])
     assert seen.message == "the agent has ended"
     assert [one.ref for one in provider.driver.quote(SPEC)] == ["desk-1"]
     provider.driver.destroy(handle)

@@ -20,7 +20,7 @@ from tests.kits.waiting import alive, until
 pytestmark = [pytest.mark.processes, pytest.mark.skipif(not sys.platform.startswith("linux"), reason="needs /proc")]
 
 HERE = Path(__file__).parent
-WAIT_S = 10
+WAIT_S = 60
 MEMBERS = ("trainer", "child", "grandchild", "daemon")
 ENV = {"PATH": os.environ["PATH"], "MARK": "only this"}
 
@@ -56,7 +56,7 @@ def test_a_command_runs_with_what_it_was_given_and_nothing_else(tmp_path: Path) 
         "print(os.getpgrp() == os.getpid())\n"
     )
     process = python(tmp_path, code)
-    status = process.wait(10)
+    status = process.wait(WAIT_S)
     assert status is not None
     assert status.clean, process.output.last_lines()
     lines = process.output.last_lines()
@@ -68,7 +68,7 @@ def test_a_command_runs_with_what_it_was_given_and_nothing_else(tmp_path: Path) 
 
 def test_exit_code_and_last_lines(tmp_path: Path) -> None:
     process = python(tmp_path, "print('first'); raise ValueError('bad rate')")
-    status = process.wait(10)
+    status = process.wait(WAIT_S)
     assert status is not None
     assert (status.code, status.signal, status.oom_suspected, status.clean) == (1, None, False, False)
     failure = classify_exit(status, process.output.last_lines())
@@ -85,7 +85,7 @@ def test_exit_code_and_last_lines(tmp_path: Path) -> None:
 )
 def test_death_by_a_signal_that_is_not_ours(tmp_path: Path, number: signal.Signals, expected: FailureClass) -> None:
     process = python(tmp_path, f"import os; os.kill(os.getpid(), {int(number)})")
-    status = process.wait(10)
+    status = process.wait(WAIT_S)
     assert status is not None
     assert (status.code, status.signal, status.stopped_by_us) == (None, number, False)
     assert status.oom_suspected == (number == signal.SIGKILL)
@@ -96,7 +96,7 @@ def test_death_by_a_signal_that_is_not_ours(tmp_path: Path, number: signal.Signa
 def test_a_command_that_cannot_be_started(tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "not-executable").write_text("x")
     process = start(tmp_path, *command)
-    status = process.wait(10)
+    status = process.wait(WAIT_S)
     assert status is not None
     assert status.start_error
     assert process.pid is None
@@ -118,7 +118,7 @@ def test_what_is_wrong_with_the_call_is_an_error(tmp_path: Path) -> None:
 def test_nothing_of_ours_is_left_open_after_a_run(tmp_path: Path) -> None:
     before = descriptors_open()
     for _ in range(3):
-        start(tmp_path, "true").wait(10)
+        start(tmp_path, "true").wait(WAIT_S)
     assert descriptors_open() == before
 
 
@@ -133,14 +133,14 @@ def test_a_killed_agent_takes_the_whole_family_with_it(tmp_path: Path) -> None:
     finally:
         os.killpg(agent.pid, signal.SIGKILL)  # The agent's whole group, as the demonstration does it.
         agent.wait()
-    until(lambda: not any(alive(pid) for pid in pids.values()), 2, what="the end of the family", every_s=0.01)
+    until(lambda: not any(alive(pid) for pid in pids.values()), what="the end of the family", every_s=0.01)
 
 
 def test_a_killed_warden_takes_the_whole_family_with_it(tmp_path: Path) -> None:
     process = start(tmp_path, sys.executable, str(HERE / "family_trainer.py"), str(tmp_path), "stays")
     pids = family(tmp_path)
     os.kill(process._guardian.pid, signal.SIGKILL)
-    status = process.wait(10)
+    status = process.wait(WAIT_S)
     assert status is not None
     assert not status.clean
     assert not any(alive(pid) for pid in pids.values())
@@ -153,7 +153,7 @@ def test_stop_escalates_and_leaves_nobody(tmp_path: Path) -> None:
     status = process.stop(0.5)
     took_s = time.monotonic() - started
     assert (status.signal, status.stopped_by_us, status.oom_suspected) == (signal.SIGKILL, True, False)
-    assert 0.5 <= took_s < 3
+    assert 0.5 <= took_s < 20
     assert not any(alive(pid) for pid in pids.values())
     assert process.stop(1) == status
 
@@ -180,7 +180,7 @@ while True:
 def test_a_polite_signal_comes_first(tmp_path: Path) -> None:
     process = python(tmp_path, LADDER, "SIGTERM")
     shows(process, "ready")
-    status = process.stop(2)
+    status = process.stop(WAIT_S)
     assert (status.code, status.signal, status.stopped_by_us) == (0, None, True)
     assert process.output.last_lines() == ["ready", "SIGTERM"]
 
@@ -188,19 +188,19 @@ def test_a_polite_signal_comes_first(tmp_path: Path) -> None:
 def test_a_second_impatient_stop_makes_it_faster(tmp_path: Path) -> None:
     process = python(tmp_path, LADDER, "never")
     shows(process, "ready")
-    patient = threading.Thread(target=process.stop, args=(60,))
+    patient = threading.Thread(target=process.stop, args=(600,), daemon=True)
     patient.start()
     shows(process, "SIGTERM")
     started = time.monotonic()
     assert process.stop(0).signal == signal.SIGKILL
-    patient.join(5)
+    patient.join(WAIT_S)
     assert not patient.is_alive()
-    assert time.monotonic() - started < 3
+    assert time.monotonic() - started < 2 * WAIT_S
 
 
 def test_forked_children_do_not_outlive_the_trainer(tmp_path: Path) -> None:
     process = start(tmp_path, sys.executable, str(HERE / "family_trainer.py"), str(tmp_path), "leaves")
-    status = process.wait(10)
+    status = process.wait(WAIT_S)
     assert status is not None
     assert status.clean
     assert not status.stopped_by_us  # The clean-up afterwards does not count.
@@ -247,7 +247,7 @@ def test_files_open_for_writing(tmp_path: Path) -> None:
 def test_a_memory_kill_of_a_worker_process_is_noticed(tmp_path: Path) -> None:
     counts = iter([3, 4])
     process = start_trainer(["sh", "-c", "exit 1"], ENV, tmp_path, count_oom_kills=lambda: next(counts))
-    status = process.wait(10)
+    status = process.wait(WAIT_S)
     assert status is not None
     assert status.oom_suspected
     assert classify_exit(status, ["worker lost"]).failure_class == FailureClass.OUT_OF_MEMORY
@@ -255,6 +255,6 @@ def test_a_memory_kill_of_a_worker_process_is_noticed(tmp_path: Path) -> None:
 
 def test_the_trainer_is_preferred_by_the_memory_killer(tmp_path: Path) -> None:
     process = start(tmp_path, "sh", "-c", "cat /proc/self/oom_score_adj")
-    process.wait(10)
+    process.wait(WAIT_S)
     own = int(Path("/proc/self/oom_score_adj").read_text())
     assert int(process.output.last_lines()[0]) == min(own + 300, 1000)

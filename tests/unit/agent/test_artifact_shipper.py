@@ -69,9 +69,9 @@ def test_files_are_sent_by_their_path_below_the_output_directory(
     shipper: ArtifactShipper, store: Store, tmp_path: Path
 ) -> None:
     assert shipper.offer(written(tmp_path, "validation/step-1-0.png", b"1")) is None
-    until(lambda: store.files == {"validation/step-1-0.png": b"1"}, 5)
+    until(lambda: store.files == {"validation/step-1-0.png": b"1"})
     assert shipper.offer(written(tmp_path, "validation/step-1-0.png", b"2")) is None
-    until(lambda: store.files == {"validation/step-1-0.png": b"2"}, 5, what="the file that was written anew")
+    until(lambda: store.files == {"validation/step-1-0.png": b"2"}, what="the file that was written anew")
 
 
 def test_what_comes_together_shares_a_call(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_what_comes_together_shares_a_call(shipper: ArtifactShipper, store: Stor
     with shipper._lock:  # all at once: the thread is faster than this one
         shipper._waiting.update({file.name: file for file in files})
     shipper._news.set()
-    until(lambda: len(store.files) == len(files), 5)
+    until(lambda: len(store.files) == len(files))
     assert store.batches == [[file.name for file in files[:-1]], [files[-1].name]]
 
 
@@ -99,7 +99,7 @@ def test_what_may_pass_is_waited_for(
     store.trouble = list(trouble)
     shipper.offer(written(tmp_path, "a.png"))
     shipper.offer(written(tmp_path, "b.png"))
-    until(lambda: store.files.keys() == {"a.png", "b.png"}, 5)
+    until(lambda: store.files.keys() == {"a.png", "b.png"})
 
 
 def test_one_bad_file_does_not_hold_up_the_others_and_is_given_up(
@@ -110,7 +110,7 @@ def test_one_bad_file_does_not_hold_up_the_others_and_is_given_up(
     for name in ("a.png", "bad.png", "b.png"):
         shipper.offer(written(tmp_path, name))
     store.proven = True
-    until(lambda: store.files.keys() == {"a.png", "b.png"}, 5)
+    until(lambda: store.files.keys() == {"a.png", "b.png"})
     tried = until(
         lambda: (
             len(found := [batch for batch in store.batches if "bad.png" in batch]) == artifact_shipper.MAX_TRIES
@@ -120,7 +120,7 @@ def test_one_bad_file_does_not_hold_up_the_others_and_is_given_up(
     )
     assert tried[1:] == [["bad.png"]] * (artifact_shipper.MAX_TRIES - 1)
     shipper.offer(written(tmp_path, "later.png"))
-    until(lambda: "later.png" in store.files, 5)
+    until(lambda: "later.png" in store.files)
 
 
 def test_a_file_that_is_refused_takes_no_other_with_it(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_file_that_is_refused_takes_no_other_with_it(shipper: ArtifactShipper,
     with shipper._lock:  # all at once: the thread is faster than this one
         shipper._waiting.update({file.name: file for file in files})
     shipper._news.set()
-    until(lambda: store.files.keys() == {"a.png", "b.png"} and not shipper._waiting, 5)
+    until(lambda: store.files.keys() == {"a.png", "b.png"} and not shipper._waiting)
     assert [batch for batch in store.batches if "bad.png" in batch] == [["a.png", "bad.png", "b.png"], ["bad.png"]]
 
 
@@ -139,9 +139,9 @@ def test_what_will_never_do_is_dropped_at_once(
 ) -> None:
     store.trouble = [error]
     shipper.offer(written(tmp_path, "a.png"))
-    until(lambda: store.batches == [["a.png"]], 5)
+    until(lambda: store.batches == [["a.png"]])
     shipper.offer(written(tmp_path, "b.png"))
-    until(lambda: "b.png" in store.files, 5)
+    until(lambda: "b.png" in store.files)
     assert "a.png" not in store.files
 
 
@@ -158,7 +158,7 @@ def test_a_lost_lease_ends_it(shipper: ArtifactShipper, store: Store, tmp_path: 
 def test_an_upload_that_hangs_is_cut_off(how: str, shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
     store.hang = True
     shipper.offer(written(tmp_path, "a.png"))
-    until(lambda: store.batches, 5)
+    until(lambda: store.batches)
     store.over.set() if how == "over" else shipper.close()
     shipper._thread.join(5)
     assert not shipper._thread.is_alive()
@@ -244,7 +244,7 @@ def test_what_was_shown_last_can_be_waited_for(shipper: ArtifactShipper, store: 
 def test_nobody_waits_longer_than_he_wants(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
     store.hang = True
     shipper.offer(written(tmp_path, "1.zip"))
-    until(lambda: store.batches, 5, what="the upload that hangs")
+    until(lambda: store.batches, what="the upload that hangs")
     looks = iter([False, False, True])
     assert not shipper.drain(lambda: next(looks)), "it is under way, not stored"
     store.over.set()

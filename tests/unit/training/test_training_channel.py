@@ -205,7 +205,7 @@ def test_a_deaf_agent_blocks_neither_progress_nor_for_long_a_checkpoint(caplog: 
         assert channel.checkpoint_written(400, "/out/checkpoint-400", {}, timeout_s=0.02) is False
         assert not channel.is_delivered(400)
         channel.close(timeout_s=0.02)
-        assert time.monotonic() - started_s < 5
+        assert time.monotonic() - started_s < 30
         assert not channel.connected
     assert any("has not taken the message about checkpoint-400" in r.message for r in caplog.records)
 

@@ -37,7 +37,7 @@ def delays() -> list[float]:
 def transfer(delays: list[float]) -> Iterator[Transfer]:
     made = Transfer(
         workers=3,
-        connections=Connections(connect_timeout_s=5, stall_timeout_s=5),
+        connections=Connections(connect_timeout_s=20, stall_timeout_s=60),
         pause=lambda _, delay_s: delays.append(delay_s),
         draw=lambda: 1.0,
     )

@@ -101,7 +101,7 @@ def test_slow_to_zero_goes_on_by_another_connection(server: ScriptedServer, root
     until = threading.Event()
     server.objects = {"/o": DATA}
     server.script("GET", "/o", silent_after(DATA, 60_000, until))
-    transfer = Transfer(connections=Connections(stall_timeout_s=0.3), pause=lambda *_: None)
+    transfer = Transfer(connections=Connections(stall_timeout_s=1), pause=lambda *_: None)
     try:
         transfer.download([download(server, root)])
     finally:

@@ -248,7 +248,7 @@ def test_slow_to_zero_goes_on_by_another_connection(server: ScriptedServer, sink
     until = threading.Event()
     server.objects = {"/o": DATA}
     server.script("GET", "/o", silent_after(DATA, 400_000, until))
-    transfer = Transfer(connections=Connections(stall_timeout_s=0.3), pause=lambda *_: None)
+    transfer = Transfer(connections=Connections(stall_timeout_s=1), pause=lambda *_: None)
     steps: list[int] = []
     try:
         transfer.fetch_ranges([sink.want(server, 0, 500_000)], progress=steps.append)

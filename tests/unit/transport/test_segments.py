@@ -159,7 +159,7 @@ def test_a_store_that_reads_nothing_is_given_up(server: ScriptedServer, tmp_path
     os.truncate(big, 50_000_000)
     delays: list[float] = []
     transfer = Transfer(
-        connections=Connections(stall_timeout_s=0.3), pause=lambda _, delay_s: delays.append(delay_s), draw=lambda: 1.0
+        connections=Connections(stall_timeout_s=1), pause=lambda _, delay_s: delays.append(delay_s), draw=lambda: 1.0
     )
     item = Upload.of_file(name="pack", path=big, size_bytes=50_000_000, url=f"{server.url}/pack", headers={})
     try:

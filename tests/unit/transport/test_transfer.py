@@ -196,8 +196,8 @@ class TestCancel:
         try:
             with pytest.raises(TransferCanceled):
                 transfer.download([download(server, root)], cancel=cancel)
-            # far below the stall timeout of 5 s
-            assert time.monotonic() - started < 3
+            # Far below the stall timeout of 60 s.
+            assert time.monotonic() - started < 30
             assert not [thread for thread in threading.enumerate() if thread.name.startswith("transfer-")]
         finally:
             until.set()
@@ -217,7 +217,7 @@ class TestCancel:
         try:
             with pytest.raises(ObjectMissing):
                 transfer.download([download(server, root, "slow"), download(server, root, "absent")])
-            assert time.monotonic() - started < 3
+            assert time.monotonic() - started < 30
         finally:
             until.set()
         assert left_in(root) == []
@@ -232,7 +232,7 @@ class TestCancel:
         started = time.monotonic()
         with pytest.raises(TransferCanceled):
             transfer.upload([upload(server, file)], cancel=cancel)
-        assert time.monotonic() - started < 3
+        assert time.monotonic() - started < 30
         transfer.close()
 
     def test_canceled_before_it_begins(self, server: ScriptedServer, transfer: Transfer, file: Path) -> None:

@@ -223,7 +223,7 @@ def test_a_handshake_that_dribbles_is_cut_off(servers: list[Server]) -> None:
     began = time.monotonic()
     outcome = Net(server, [PUBLIC]).post(parse_target(f"https://{HOST}/"), total_timeout_s=0.5)
     assert outcome.status is None and "too slow" in outcome.problem
-    assert time.monotonic() - began < 5
+    assert time.monotonic() - began < 20
 
 
 def test_time_that_connection_and_handshake_took_is_not_given_again(servers: list[Server], tmp_path: Path) -> None:
@@ -235,7 +235,7 @@ def test_time_that_connection_and_handshake_took_is_not_given_again(servers: lis
     began = time.monotonic()
     outcome = net.post(parse_target(f"https://{HOST}/"), ours, total_timeout_s=0.5)
     assert outcome.status is None and "too slow" in outcome.problem
-    assert time.monotonic() - began < 5 and server.requests == []
+    assert time.monotonic() - began < 20 and server.requests == []
 
 
 def test_an_answer_over_tls_that_dribbles_is_cut_off(servers: list[Server], tmp_path: Path) -> None:

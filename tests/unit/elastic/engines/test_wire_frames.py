@@ -115,8 +115,9 @@ def test_a_slow_sender_ends_within_the_time_of_a_frame(
     thread.start()
     began = time.monotonic()
     with pytest.raises(TimeoutError):
-        reader.receive(1000, 5)
-    assert time.monotonic() - began < 5
+        reader.receive(1000, 60)
+    # The whole frame takes at least 20 s.
+    assert time.monotonic() - began < 15
     stopped.set()
     thread.join()
 
