@@ -162,7 +162,11 @@ def test_a_job_gets_a_machine_and_nothing_is_left_but_the_receipt(rental: Rental
     stack.wait_for(job_id, JobState.COMPLETE)
     (machine,) = rental.receipts("digits", 1)
     assert machine.reason == "no job for idle_timeout_s"
-    assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
+    (attempt,) = rental.attempts(job_id)
+    assert attempt.machine_id == machine.id and attempt.ended_at and attempt.price_usd_per_hour
+    # As the console counts.
+    usd = (attempt.ended_at - attempt.started_at) / 3600 * attempt.price_usd_per_hour
+    assert usd == pytest.approx(rental.client.job_machines(job_id).usd, abs=1e-5)
     assert stack.artifact(job_id, "model.safetensors")
     assert rental.transitions("digits", machine) == [
         *("planned", "requested", "booting", "registered", "ready", "busy", "ready", "draining", "terminating", "gone")
