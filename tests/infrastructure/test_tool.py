@@ -22,6 +22,7 @@ from cdk.tool import command_line
 from cdk.tool.command_line import ToolError, require_no_fewer_shards
 from functions.local.emulator import Emulator
 from functions.storage.tables import JOBS
+from tests.infrastructure.conftest import run_here
 from tests.kits.clouds.emulator import unique
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +79,7 @@ def start(*arguments: str, home: Path, **environment: str) -> subprocess.Popen[s
 def test_says_in_one_line_what_is_missing(
     arguments: list[str], environment: dict[str, str], said: str, tmp_path: Path
 ) -> None:
-    done = tool(*arguments, home=tmp_path, **environment)
+    done = run_here(*arguments, HOME=str(tmp_path), **environment)
     assert done.returncode == 2
     assert done.stderr.startswith("baton: ") and said in done.stderr
     assert done.stderr.count("\n") == 1 and done.stdout == ""
@@ -87,7 +88,7 @@ def test_says_in_one_line_what_is_missing(
 @pytest.mark.parametrize("region", ["cn-north-1", "us-gov-west-1"])
 def test_regions_of_other_partitions_are_regions(region: str, tmp_path: Path) -> None:
     nowhere = {**ACCOUNT, "AWS_REGION": region, "AWS_ENDPOINT_URL": "http://127.0.0.1:9"}
-    assert "AWS cannot be reached: Could not connect" in tool("diff", home=tmp_path, **nowhere).stderr
+    assert "AWS cannot be reached: Could not connect" in run_here("diff", HOME=str(tmp_path), **nowhere).stderr
 
 
 def test_a_login_that_is_over_is_not_called_an_outage(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_login_that_is_over_is_not_called_an_outage(tmp_path: Path) -> None:
         "[profile me]\nregion = us-east-1\nsso_session = ours\nsso_account_id = 123456789012\nsso_role_name = deploy\n"
         "[sso-session ours]\nsso_start_url = https://ours.example/start\nsso_region = us-east-1\n"
     )
-    done = tool("deploy", home=tmp_path, AWS_PROFILE="me", AWS_CONFIG_FILE=str(config))
+    done = run_here("deploy", HOME=str(tmp_path), AWS_PROFILE="me", AWS_CONFIG_FILE=str(config))
     assert (done.returncode, done.stderr.count("\n")) == (2, 1)
     assert done.stderr.startswith("baton: the AWS settings are unusable: ") and "SSO" in done.stderr
 
@@ -230,9 +231,13 @@ def test_deploy_refuses_fewer_partitions_than_jobs_have_been_spread_over(
     require_no_fewer_shards(StageSettings(name="nowhere"))
 
 
-def test_an_unknown_command_is_refused(tmp_path: Path) -> None:
+@pytest.mark.processes
+def test_an_unknown_command_or_account_is_refused_by_the_process(tmp_path: Path) -> None:
     done = tool("explode", home=tmp_path)
     assert done.returncode == 2 and "invalid choice: 'explode'" in done.stderr
+    done = tool("deploy", home=tmp_path)
+    said = "baton: no AWS credentials. Set AWS_PROFILE, or AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY.\n"
+    assert (done.returncode, done.stdout, done.stderr) == (2, "", said)
 
 
 @pytest.mark.parametrize("name", ["", "-a", "1a", "a" * 17, "A", "a_b", "a\n"])
@@ -290,6 +295,6 @@ def test_what_cannot_be_bundled_is_said_in_one_line(tmp_path: Path) -> None:
 def test_nothing_is_done_for_a_tenant_or_a_stage_that_there_is_not(
     emulator: Emulator, arguments: list[str], said: str, tmp_path: Path
 ) -> None:
-    done = tool(*arguments, home=tmp_path, **ACCOUNT, AWS_ENDPOINT_URL=emulator.endpoint_url)
+    done = run_here(*arguments, HOME=str(tmp_path), **ACCOUNT, AWS_ENDPOINT_URL=emulator.endpoint_url)
     assert (done.returncode, done.stdout) == (2, "")
     assert said in done.stderr and done.stderr.count("\n") == 1
