@@ -12,7 +12,7 @@ calls a store.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.history import EventType
@@ -26,7 +26,6 @@ from baton.contract.jobs.job import (
     Reason,
     ReasonCode,
 )
-from baton.contract.worker.calls import AGENT_CRASHED, FailRequest, WorkQuery
 from baton.contract.worker.control import Directive, EndedBy
 from baton.contract.worker.lease_grace import LEASE_INTERVALS
 from functions.domain.errors import Refusal
@@ -54,6 +53,10 @@ from functions.domain.jobs.transaction import (
     write_job,
 )
 from functions.domain.records import Attempt, CheckpointRecord, Job, Lease, RulesRecord, RuleStateRecord, Spec
+
+if TYPE_CHECKING:
+    # The function `fleet` settles seats and loads no call of a worker.
+    from baton.contract.worker.calls import FailRequest, WorkQuery
 
 MAX_SPEC_BYTES = 100_000
 """Limit of a spec. The job's item grows during the run (machines to avoid, progress, artifacts), and the limit of
@@ -237,6 +240,8 @@ def release(
 
     The release of an agent that crashed counts as an interruption, because the job may be the cause of the crash.
     """
+    from baton.contract.worker.calls import AGENT_CRASHED
+
     require_running(job)
     if reason.code == AGENT_CRASHED:
         return requeue_interrupted(job, attempt, reason, now, fence=fence, progress=progress)
