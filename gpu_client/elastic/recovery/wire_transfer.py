@@ -91,7 +91,7 @@ class WireTransfer:
         """Return the peer's present state. Raises PeerLostError, PartUnavailableError."""
         payload = self._ask(peer, Header(DESCRIBE), b"", MAX_DESCRIPTION_BYTES)
         try:
-            return replace(StateDescription.decode(payload), relayed=self._dialer.is_relayed(peer))
+            return replace(StateDescription.decode(bytes(payload)), relayed=self._dialer.is_relayed(peer))
         except ValueError as error:
             raise PeerLostError([peer.node], "protocol", str(error)) from error
 
@@ -100,7 +100,7 @@ class WireTransfer:
         payload = self._ask(peer, Header(READ), json.dumps(asdict(request)).encode(), self._max_part_bytes)
         if len(payload) % 4:
             raise PeerLostError([peer.node], "protocol", f"a part of {len(payload)} bytes")
-        return torch.frombuffer(bytearray(payload), dtype=torch.float32) if payload else torch.empty(0)
+        return torch.frombuffer(payload, dtype=torch.float32) if payload else torch.empty(0)
 
     def close(self) -> None:
         """Close all connections: the reads of other threads fail at once, and later reads fail, too."""
@@ -116,7 +116,7 @@ class WireTransfer:
             # A node that reads no more has left, and the control plane would refuse its calls.
             self._dialer.relay.close()
 
-    def _ask(self, peer: Peer, header: Header, payload: bytes, limit_bytes: int) -> bytes:
+    def _ask(self, peer: Peer, header: Header, payload: bytes, limit_bytes: int) -> bytearray:
         connection = self._take_idle(peer)
         if connection is not None:
             try:
@@ -139,14 +139,16 @@ class WireTransfer:
             one.close()
         return found
 
-    def _ask_on(self, connection: Connection, peer: Peer, header: Header, payload: bytes, limit_bytes: int) -> bytes:
+    def _ask_on(
+        self, connection: Connection, peer: Peer, header: Header, payload: bytes, limit_bytes: int
+    ) -> bytearray:
         with self._lock:
             self._used.add(connection)
             if self._is_closed:
                 connection.interrupt()
         try:
             connection.send(header, payload, ANSWER_S)
-            answer = connection.receive(limit_bytes, ANSWER_S)
+            answered, content = connection.receive_buffer(limit_bytes, ANSWER_S)
         except (OSError, EOFError, FrameError) as error:
             with self._lock:
                 self._used.discard(connection)
@@ -159,8 +161,8 @@ class WireTransfer:
                 connection.close()
             else:
                 self._idle[peer].append(connection)
-        if answer.header.kind == UNAVAILABLE:
-            raise PartUnavailableError(answer.payload.decode(errors="replace"))
-        if answer.header.kind != ANSWER:
-            raise PeerLostError([peer.node], "protocol", f"an answer of kind {answer.header.kind}")
-        return answer.payload
+        if answered.kind == UNAVAILABLE:
+            raise PartUnavailableError(content.decode(errors="replace"))
+        if answered.kind != ANSWER:
+            raise PeerLostError([peer.node], "protocol", f"an answer of kind {answered.kind}")
+        return content

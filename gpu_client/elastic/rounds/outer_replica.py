@@ -296,9 +296,10 @@ class OuterReplica:
     def replay(self, bucket: int, average: torch.Tensor, number: int) -> None:
         """Apply the average of the next missed round, `number`, to a bucket."""
         part = self.buckets[bucket]
-        params, momentum = self.state.params[part].clone(), self.state.momentum[part].clone()
+        values = torch.cat([self.state.params[part], self.state.momentum[part]])
+        params, momentum = values.chunk(2)
         self._optimizer.step(params, momentum, average, first=self._is_first(number))
-        self.adopt(bucket, torch.cat([params, momentum]), number)
+        self.adopt(bucket, values, number)
 
     def finish_adoption(self, description: StateDescription) -> bool:
         """Make the described state, to which all buckets are equal now, the committed state.

@@ -78,13 +78,18 @@ class Connection(ABC):
 
     def receive(self, limit_bytes: int, timeout_s: float | None = None) -> WireFrame:
         """Return the next frame, whose payload has at most `limit_bytes`. Raises FrameError, EOFError, OSError."""
+        header, payload = self.receive_buffer(limit_bytes, timeout_s)
+        return WireFrame(header, bytes(payload))
+
+    def receive_buffer(self, limit_bytes: int, timeout_s: float | None = None) -> tuple[Header, bytearray]:
+        """Return the next frame as `receive` does, without a copy of a long payload."""
         header_data = self.receive_header(timeout_s)
         header = parse_header(header_data)
         if header.length > limit_bytes:
             raise FrameError(f"the payload has {header.length} bytes, at most {limit_bytes} are allowed here")
         payload = bytearray(header.length)
         self.receive_payload(header_data, memoryview(payload))
-        return WireFrame(header, bytes(payload))
+        return header, payload
 
     @abstractmethod
     def is_from(self, peer: Peer) -> bool:
