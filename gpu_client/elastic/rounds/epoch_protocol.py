@@ -47,8 +47,8 @@ REFUSALS_BEFORE_RETRY = 10
 class RoundTiming:
     """Pauses of the round thread in seconds.
 
-    poll_s: between a member's views of the world. admission_s: between the views of a joining node, for which the
-    members wait once the node is admitted.
+    poll_s: between the views of the world. admission_s: between the views of a joining node and of the member that
+    proposes the node's admission: once the node is admitted, the members wait for the node.
     """
 
     tick_s: float = 0.25
@@ -192,7 +192,8 @@ class EpochProtocol:
         ready = [one for one in view.joining if one.ready and one.lease_live][: view.max]
         if not live and len(ready) >= view.min and known in ready:
             return (yield from self._call(self._propose(view, ready)))
-        yield Sleep(self._timing.poll_s)
+        may_enter = bool(live) and can_enter(view, known)
+        yield Sleep(self._timing.admission_s if may_enter else self._timing.poll_s)
         return (yield from self._call(ReadWorld()))
 
     def _join(self, *, ready: bool) -> JoinRequest:
@@ -252,6 +253,11 @@ class EpochProtocol:
         if not replica.find_differences(target) and replica.finish_adoption(target):
             self.tell("delta_dropped", "the group may have counted this node's last delta, therefore the delta is gone")
         return arrived
+
+
+def can_enter(view: WorldView, joining: NodeView) -> bool:
+    """Return whether the members can admit a node: to a free seat, or to the seat of a member."""
+    return len(view.members) < view.max or any(one.seat == joining.seat for one in view.members)
 
 
 def _make_peer(one: NodeView) -> Peer:

@@ -9,10 +9,18 @@ import logging
 from collections import deque
 from collections.abc import Callable, Sequence
 
-from baton.contract.elastic.world import EpochProposal, LostNode, NodeReport, RoundReport, WorldReport, WorldView
+from baton.contract.elastic.world import (
+    EpochProposal,
+    LostNode,
+    NodeReport,
+    NodeView,
+    RoundReport,
+    WorldReport,
+    WorldView,
+)
 from gpu_client.elastic.engines.engine import EpochGroup
 from gpu_client.elastic.errors import WorldCallError, WorldUnavailableError
-from gpu_client.elastic.rounds.epoch_protocol import RoundTiming, Steps
+from gpu_client.elastic.rounds.epoch_protocol import RoundTiming, Steps, can_enter
 from gpu_client.elastic.rounds.member_status import MemberStatus
 from gpu_client.elastic.rounds.round_actions import CallWorld, ReadWorld, StartWorldCall, TakeWorldAnswer, WorldRequest
 
@@ -21,6 +29,9 @@ log = logging.getLogger("baton.elastic")
 MAX_REPORTED = 32
 CUT_OFF_S = 30.0
 """Time after a call without an answer in which another member calls."""
+MAX_ADMISSION_ROUNDS, MAX_ADMISSION_S = 2, 60.0
+"""Rounds and time after which a joiner that lacks the newest round is admitted: its fetch may be slower than the
+rounds, or may need the group."""
 
 
 class WorldSteward:
@@ -39,6 +50,8 @@ class WorldSteward:
         """Running call."""
         self._viewed_at = self._reported_at = self._failed_at = -float("inf")
         self._reported_round = 0
+        self._ready_since: dict[str, tuple[int, float]] = {}
+        """Round and time at which a joiner was first seen to be ready."""
         self._rounds: deque[RoundReport] = deque(maxlen=MAX_REPORTED)
         self._nodes: list[NodeReport] = []
 
@@ -110,17 +123,39 @@ class WorldSteward:
         if rounds and now >= self._reported_at + self._timing.report_s:
             self._reported_at = now
             return WorldReport(node=self._node, epoch=group.epoch, rounds=rounds, nodes=self._nodes)
-        if now >= self._viewed_at + self._timing.poll_s:
+        if now >= self._viewed_at + self._poll_s:
             self._viewed_at = now
             return ReadWorld()
         return None
+
+    @property
+    def _poll_s(self) -> float:
+        """Return the time between two views of the world."""
+        view = self._view
+        may_enter = view is not None and any(one.lease_live and can_enter(view, one) for one in view.joining)
+        return self._timing.admission_s if may_enter else self._timing.poll_s
+
+    def _list_ready(self, view: WorldView, number: int) -> list[NodeView]:
+        """Return the joiners to admit.
+
+        A joiner without the newest round fetches the round while the members train; in the group they would wait.
+        """
+        now = self._clock()
+        ready = [one for one in view.joining if one.ready and one.lease_live]
+        self._ready_since = {one.node: self._ready_since.get(one.node, (number, now)) for one in ready}
+
+        def is_late(one: NodeView) -> bool:
+            since_round, since = self._ready_since[one.node]
+            return number >= since_round + MAX_ADMISSION_ROUNDS or now >= since + MAX_ADMISSION_S
+
+        return [one for one in ready if one.round == number or is_late(one)]
 
     def _plan_epoch(self, view: WorldView, statuses: Sequence[MemberStatus], number: int) -> EpochProposal | None:
         """Return the epoch without this node, if the node has left, or with ready joiners; None if nothing changes.
 
         A joiner replaces the member at its seat, whose attempt has ended, although the process may live on.
         """
-        ready = [one for one in view.joining if one.ready and one.lease_live]
+        ready = self._list_ready(view, number)
         seats = {one.seat for one in ready}
         causes = {one.node: "replaced" for one in view.members if one.seat in seats}
         causes |= {one.node: "left" for one in statuses if one.node == self._node and one.leaving}

@@ -15,7 +15,7 @@ from gpu_client.elastic.rounds.round_runner import EngineTimeouts
 from tests.kits.elastic.memory_engine import MemoryEngine, MemoryNetwork, MemoryTransfer, NodeKilledError
 from tests.kits.elastic.memory_world import MemoryWorld, MemoryWorldCalls
 
-QUICK = RoundTiming(tick_s=0.002, poll_s=0.01, report_s=0.05, retry_s=0.01)
+QUICK = RoundTiming(tick_s=0.002, poll_s=0.01, admission_s=0.01, report_s=0.05, retry_s=0.01)
 
 
 def make_model(seed: int = 0) -> nn.Module:
