@@ -29,6 +29,19 @@ Json = dict[str, Any]
 FUNCTIONS = pytest.mark.parametrize("name", sorted(ACCESS))
 
 
+@pytest.fixture(scope="module")
+def configured() -> Json:
+    """Synthesize one template with the settings that several tests compare with the default template."""
+    settings = {"ready_shards": "4", "ring_sample_days": "30", "fleet_budget": '{"per_month_usd": 500}'}
+    return template_of(**settings, alarm_email="ops@example.com")
+
+
+@pytest.fixture(scope="module")
+def disposable() -> Json:
+    """Synthesize the template of another stage, whose tables and buckets end with the stack."""
+    return template_of(stage="other", disposable="true")
+
+
 def functions(template: Json) -> dict[str, Json]:
     """Return the properties of the functions by their name in the table of permissions."""
     return {
@@ -180,31 +193,29 @@ def test_pages_of_the_console_alone_read_the_buckets(template: Json) -> None:
         assert bucket["Properties"]["CorsConfiguration"]["CorsRules"] == [rule]
 
 
-def test_waiting_jobs_are_spread_where_the_stage_says_so(template: Json) -> None:
+def test_waiting_jobs_are_spread_where_the_stage_says_so(template: Json, configured: Json) -> None:
     """The tag of the table records the number of partitions, since jobs stay in their partition."""
-    spread = template_of(ready_shards="4")
     for name in ACCESS:
         variable = "BATON_READY_SHARDS"
-        given = functions(spread)[name]["Environment"]["Variables"][variable]
+        given = functions(configured)[name]["Environment"]["Variables"][variable]
         assert ControlPlaneSettings.from_environment({variable: given}).ready_shards == 4
         assert variable not in functions(template)[name]["Environment"]["Variables"]
     tagged = {
         table["Properties"]["TableName"]: tag["Value"]
-        for table in of_type(spread, "AWS::DynamoDB::Table").values()
+        for table in of_type(configured, "AWS::DynamoDB::Table").values()
         for tag in table["Properties"]["Tags"]
         if tag["Key"] == READY_SHARDS_TAG
     }
     assert tagged == {"baton-test-jobs": "4"}
 
 
-def test_samples_of_rings_expire_where_the_stage_says_so(template: Json) -> None:
+def test_samples_of_rings_expire_where_the_stage_says_so(template: Json, configured: Json) -> None:
     """The rule applies to tagged objects in the data bucket; only the function that signs for rings may tag."""
-    expiring = template_of(ring_sample_days="30")
     rules = {
         name: [rule for rule in bucket["Properties"]["LifecycleConfiguration"]["Rules"] if "ExpirationInDays" in rule]
-        for name, bucket in of_type(expiring, "AWS::S3::Bucket").items()
+        for name, bucket in of_type(configured, "AWS::S3::Bucket").items()
     }
-    data = _logical_id(expiring, "AWS::S3::Bucket", "BucketsTrainingData")
+    data = _logical_id(configured, "AWS::S3::Bucket", "BucketsTrainingData")
     assert [name for name, found in rules.items() if found] == [data]
     (rule,) = rules[data]
     key, value = EXPIRING_TAG
@@ -216,24 +227,22 @@ def test_samples_of_rings_expire_where_the_stage_says_so(template: Json) -> None
     }
     for name in ACCESS:
         more = {("s3:PutObjectTagging", f"<{data}>/*/rings/*")} if name == "rings" else set()
-        assert allowed(expiring, name) - allowed(template, name) == more
-        assert functions(expiring)[name]["Environment"]["Variables"]["BATON_SAMPLES_EXPIRE"] == "true"
+        assert allowed(configured, name) - allowed(template, name) == more
+        assert functions(configured)[name]["Environment"]["Variables"]["BATON_SAMPLES_EXPIRE"] == "true"
         assert "BATON_SAMPLES_EXPIRE" not in functions(template)[name]["Environment"]["Variables"]
 
 
-def test_the_budget_of_all_fleets_reaches_their_functions(template: Json) -> None:
-    bounded = template_of(fleet_budget='{"per_month_usd": 500}')
+def test_the_budget_of_all_fleets_reaches_their_functions(template: Json, configured: Json) -> None:
     for name in ("fleet", "machines"):
-        given = functions(bounded)[name]["Environment"]["Variables"]
+        given = functions(configured)[name]["Environment"]["Variables"]
         settings = ControlPlaneSettings.from_environment({"BATON_FLEET_BUDGET": given["BATON_FLEET_BUDGET"]})
         assert settings.fleet_budget == Budget(per_month_usd=500)
         assert "BATON_FLEET_BUDGET" not in functions(template)[name]["Environment"]["Variables"]
 
 
-def test_a_disposable_stage_leaves_nothing_behind() -> None:
-    template = template_of(disposable="true")
+def test_a_disposable_stage_leaves_nothing_behind(disposable: Json) -> None:
     for kind in ("AWS::DynamoDB::Table", "AWS::S3::Bucket"):
-        for resource in of_type(template, kind).values():
+        for resource in of_type(disposable, kind).values():
             assert resource["DeletionPolicy"] == "Delete"
             assert resource["Properties"].get("DeletionProtectionEnabled") in (None, False)
 
@@ -419,9 +428,8 @@ def test_webhooks_wait_in_order_and_what_crashes_their_function_is_put_aside(tem
         assert "BATON_WEBHOOK_TEST_ORIGIN" not in functions(template)[name]["Environment"]["Variables"]
 
 
-def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
-    template = template_of(alarm_email="ops@example.com")
-    alarms = {made["Properties"]["AlarmName"]: made for made in of_type(template, "AWS::CloudWatch::Alarm").values()}
+def test_alarms_watch_every_function_and_table_and_reach_somebody(configured: Json) -> None:
+    alarms = {made["Properties"]["AlarmName"]: made for made in of_type(configured, "AWS::CloudWatch::Alarm").values()}
     expected = {"ServerErrors", "SweeperSilent", "FleetSilent", "EventsLate", "EventsDead", "WebhooksDead"}
     expected |= {f"{name.capitalize()}{kind}" for name in ACCESS for kind in ("Errors", "Throttles")}
     expected |= set(ALARMS)
@@ -431,14 +439,14 @@ def test_alarms_watch_every_function_and_table_and_reach_somebody() -> None:
             f"{table.suffix.capitalize()}{place}{kind}Throttled" for place in places for kind in ("Reads", "Writes")
         }
     assert set(alarms) == {f"baton-test-{name}" for name in expected}
-    (topic,) = of_type(template, "AWS::SNS::Topic")
-    (subscription,) = of_type(template, "AWS::SNS::Subscription").values()
+    (topic,) = of_type(configured, "AWS::SNS::Topic")
+    (subscription,) = of_type(configured, "AWS::SNS::Subscription").values()
     assert subscription["Properties"]["Endpoint"] == "ops@example.com"
     for alarm in alarms.values():
         assert alarm["Properties"]["AlarmActions"] == [{"Ref": topic}]
         assert alarm["Properties"]["AlarmDescription"]
     # A policy of one's own takes the place of SNS's default, which would let the account's alarms in.
-    (policy,) = of_type(template, "AWS::SNS::TopicPolicy").values()
+    (policy,) = of_type(configured, "AWS::SNS::TopicPolicy").values()
     may, _ = sorted(policy["Properties"]["PolicyDocument"]["Statement"], key=lambda statement: statement["Effect"])
     assert (may["Effect"], may["Action"], may["Resource"]) == ("Allow", "sns:Publish", {"Ref": topic})
     assert may["Principal"] == {"Service": "cloudwatch.amazonaws.com"}
@@ -514,7 +522,6 @@ def test_our_own_metrics_are_those_that_the_functions_write(template: Json) -> N
         assert properties["Environment"]["Variables"]["BATON_STAGE"] == "test", name
 
 
-def test_two_stages_share_no_name(template: Json) -> None:
-    other = template_of(stage="other")
+def test_two_stages_share_no_name(template: Json, disposable: Json) -> None:
     assert "baton-other-" not in json.dumps(template)
-    assert "baton-test" not in json.dumps(other)
+    assert "baton-test" not in json.dumps(disposable)

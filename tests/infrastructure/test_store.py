@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,12 +19,11 @@ from cdk.tool.store_check import StoreError, require_store
 from functions.local.emulator import Emulator
 from functions.settings import ControlPlaneSettings
 from functions.storage.s3.objects import S3ObjectStore
-from tests.infrastructure.conftest import NO_BUNDLING, of_type, template_of
+from tests.infrastructure.conftest import NO_BUNDLING, of_type, run_here, template_of
 from tests.infrastructure.test_stack import allowed, functions
 from tests.kits.clouds.emulator import unique
 from tests.kits.clouds.second_store import ACCESS_KEY_ID, SECRET_ACCESS_KEY, SecondStore
 
-ROOT = Path(__file__).parents[2]
 STORE = {
     "s3_endpoint": "https://0123456789abcdef.r2.cloudflarestorage.com",
     "s3_secret": "baton/store",
@@ -91,15 +87,12 @@ def test_cdk_nag_finds_nothing(tmp_path: Path, more: Mapping[str, str]) -> None:
     assert [plugin["conclusion"] for plugin in report["pluginReports"]] == ["success"], report
 
 
-def test_a_region_is_passed_on() -> None:
-    made = functions(template_of(**STORE, s3_region="eu-1"))["worker"]["Environment"]["Variables"]
-    assert made["BATON_S3_REGION"] == "eu-1"
-
-
-def test_a_store_that_takes_no_uploads_in_parts_is_asked_for_none() -> None:
-    for more, wanted in (({}, None), ({"s3_multipart": "false"}, "false"), ({"s3_multipart": "true"}, None)):
-        for name, made in functions(template_of(**STORE, **more)).items():
-            assert made["Environment"]["Variables"].get("BATON_MULTIPART") == wanted, name
+def test_a_region_and_a_store_that_takes_no_uploads_in_parts_are_passed_on(elsewhere: dict[str, Any]) -> None:
+    regional = functions(template_of(**STORE, s3_region="eu-1", s3_multipart="false"))
+    assert regional["worker"]["Environment"]["Variables"]["BATON_S3_REGION"] == "eu-1"
+    assert {made["Environment"]["Variables"].get("BATON_MULTIPART") for made in regional.values()} == {"false"}
+    assert not [made for made in functions(elsewhere).values() if "BATON_MULTIPART" in made["Environment"]["Variables"]]
+    assert StageSettings.from_context({**STORE, "s3_multipart": "true"}) == StageSettings.from_context(STORE)
     assert ControlPlaneSettings.from_environment({"BATON_MULTIPART": "false"}).multipart is False
     assert ControlPlaneSettings.from_environment({}).multipart is True
 
@@ -135,7 +128,7 @@ def test_half_a_store_is_refused(changed: Mapping[str, str], said: str) -> None:
 def cdk(
     emulator: Emulator, command: str, *, endpoint: str, secret: str, buckets: Mapping[str, str], region: str = ""
 ) -> Any:
-    """Run `python -m cdk` for a stage with a store of its own, on the emulated cloud."""
+    """Run the tool for a stage with a store of its own, on the emulated cloud."""
     context = {
         "target": "host",
         "s3_endpoint": endpoint,
@@ -144,17 +137,9 @@ def cdk(
         "data_bucket": buckets["training-data"],
         "checkpoints_bucket": buckets["training-checkpoints"],
     }
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("AWS_")}
     account = {"AWS_ENDPOINT_URL": emulator.endpoint_url, "AWS_REGION": "us-east-1"}
-    return subprocess.run(
-        [sys.executable, "-m", "cdk", command, *(f"-c{name}={value}" for name, value in context.items())],
-        cwd=ROOT,
-        env={**kept, **account, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    keys = {"AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"}
+    return run_here(command, *(f"-c{name}={value}" for name, value in context.items()), **account, **keys)
 
 
 def secret_of(
