@@ -107,7 +107,7 @@ class Stack(ControlPlane):
         family = psutil.Process(self._process.pid).children(recursive=True)
         self._process.send_signal(signal.SIGINT)
         try:
-            self._process.wait(30)
+            self._process.wait(120)
         finally:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
