@@ -77,7 +77,7 @@ def test_functions_are_told_where_objects_are(elsewhere: dict[str, Any], templat
         assert not more.keys() & after.keys(), "it has nothing to do with objects"
 
 
-@pytest.mark.parametrize("more", [STORE, {"alarm_email": "ops@example.com"}, {"disposable": "true"}], ids=str)
+@pytest.mark.parametrize("more", [STORE, {"alarm_email": "ops@example.com", "disposable": "true"}], ids=str)
 def test_cdk_nag_finds_nothing(tmp_path: Path, more: Mapping[str, str]) -> None:
     """cdk-nag raises, and writes a report, on an unacknowledged finding."""
     app = App(outdir=str(tmp_path), context={**NO_BUNDLING, "stage": "test", **more})
