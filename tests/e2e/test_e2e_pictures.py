@@ -121,6 +121,7 @@ def test_the_dreambooth_recipe_shows_its_pictures_and_leaves_them_with_their_gri
         "mixed_precision": "no",
         "validation_prompt": "sks cat on a chair",
         "validation_epochs": 25,
+        "num_inference_steps": 4,
         "checkpointing_steps": 100,
         "with_prior_preservation": True,
         "class_prompt": "a cat",
