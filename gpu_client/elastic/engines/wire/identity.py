@@ -11,7 +11,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes
@@ -56,11 +55,11 @@ class NodeIdentity:
         self._pem = key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
         self._pem += certificate.public_bytes(Encoding.PEM)
         # The settings take as long as a handshake, and each epoch opens several connections to every peer.
-        self._pinned = lru_cache(MAX_PINNED)(self._pin)
+        self._contexts: dict[tuple[int, str], ssl.SSLContext] = {}
 
     def client_context(self, certificate: str) -> ssl.SSLContext:
         """Return the TLS settings of calls to the owner of a certificate."""
-        return self._pinned(ssl.PROTOCOL_TLS_CLIENT, certificate)
+        return self._pin(ssl.PROTOCOL_TLS_CLIENT, certificate)
 
     def server_context(self, certificates: CertificateSource) -> ssl.SSLContext:
         """Return the TLS settings of a listener. A caller names its certificate's label as server name."""
@@ -72,17 +71,22 @@ class NodeIdentity:
             certificate = certificates(label) if label else None
             if certificate is None:
                 return int(ssl.ALERT_DESCRIPTION_UNRECOGNIZED_NAME)
-            connection.context = self._pinned(ssl.PROTOCOL_TLS_SERVER, certificate)
+            connection.context = self._pin(ssl.PROTOCOL_TLS_SERVER, certificate)
             return None
 
         context.sni_callback = pin
         return context
 
     def _pin(self, protocol: int, certificate: str) -> ssl.SSLContext:
-        context = ssl.SSLContext(protocol)
-        context.check_hostname = False
-        context.load_verify_locations(cadata=base64.b64decode(certificate))
-        return self._load(context)
+        context = self._contexts.get((protocol, certificate))
+        if context is None:
+            context = ssl.SSLContext(protocol)
+            context.check_hostname = False
+            context.load_verify_locations(cadata=base64.b64decode(certificate))
+            if len(self._contexts) >= MAX_PINNED:
+                self._contexts.clear()
+            self._contexts[protocol, certificate] = self._load(context)
+        return context
 
     def _load(self, context: ssl.SSLContext) -> ssl.SSLContext:
         context.minimum_version = ssl.TLSVersion.TLSv1_3
