@@ -181,7 +181,7 @@ export function Key({ marks, ranges, rule = "rule or command" }) {
       ${marks.some((mark) => mark.kind === "resume") && html`<li><b class="sign sign-resume">▸</b>next attempt goes on</li>`}
       ${ranges.length > 0 && html`<li><i class="swatch swatch-repeated"></i>steps trained again</li>`}
       ${rules > 0 && html`<li><b class="sign sign-rule">▾</b>${rule}</li>`}
-      <li class="soft">Drag over steps to zoom, double-click to see all.</li>
+      <li class="soft">Drag over steps to zoom, double-click to see all. Keys: arrows read values, + zooms, - shows all.</li>
     </ul>
     ${marks.length > 0 && html`<details class="mark-list">
       <summary>${counted(marks.length, "mark")} in words</summary>

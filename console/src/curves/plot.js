@@ -21,7 +21,8 @@ export const lineColor = (index) => `--line-${(index % MAX_COLORS) + 1}`;
  * Show a plot.
  *
  * `lines`: `[{color, dash, width, alpha, label}]` in the order of `columns[1...]`; `bands`: `[{high, low, color}]` with
- * columns of `columns`. `onZoom(from, to)` is called after a drag, and with nulls after a double click.
+ * columns of `columns`. `onZoom(from, to)` is called after a drag, and with nulls after a double click. With the focus,
+ * the arrow keys move the readout, `+` zooms in at the readout, and `-` shows all steps.
  */
 export function Plot({ title, columns, lines, bands, marks, ranges, log, range, onZoom }) {
   const place = useRef(null);
@@ -53,18 +54,42 @@ export function Plot({ title, columns, lines, bands, marks, ranges, log, range, 
 
   return html`<figure class="plot">
     <figcaption><strong title=${title}>${title}</strong><${Readout} hover=${hover} columns=${columns} lines=${lines} /></figcaption>
-    <div class="plot-place" ref=${place} role="img" aria-label=${describe(title, columns, lines)}></div>
+    <div class="plot-place" ref=${place} role="img" tabindex="0" aria-label=${describe(title, columns, lines)} onKeyDown=${(event) => onKey(event, plot.current, onZoom)}></div>
   </figure>`;
+}
+
+const MOVES = { ArrowLeft: -1, ArrowRight: 1 };
+
+function onKey(event, made, onZoom) {
+  const steps = made.data[0];
+  if (event.ctrlKey || event.altKey || event.metaKey || !steps.length) return;
+  const { min, max } = made.scales.x;
+  const at = made.cursor.idx ?? null;
+  if (event.key in MOVES) {
+    const [first, last] = made.series[0].idxs;
+    const index = at === null ? first : Math.max(first, Math.min(last, at + MOVES[event.key]));
+    made.setCursor({ left: made.valToPos(steps[index], "x"), top: 0 }, true, true);
+  } else if (event.key === "+") {
+    const from = Math.round(Math.max(min, Math.min((min + max) / 2, (at === null ? (min + max) / 2 : steps[at]) - (max - min) / 4)));
+    const to = Math.round(from + (max - min) / 2);
+    if (to > from) onZoom(Math.max(0, from), to);
+  } else if (event.key === "-") {
+    onZoom(null, null);
+  } else {
+    return;
+  }
+  event.preventDefault();
 }
 
 /** Values at the pointer, in a place of its own: nothing moves while the pointer does. */
 function Readout({ hover, columns, lines }) {
+  const live = hover?.focused ? "polite" : undefined;
   if (!hover) return html`<span class="readout soft">${columns[0].length ? "" : "no points yet"}</span>`;
-  if (hover.mark) return html`<span class="readout readout-mark">${hover.mark.text}</span>`;
+  if (hover.mark) return html`<span class="readout readout-mark" aria-live=${live}>${hover.mark.text}</span>`;
   const values = lines
     .map((line, index) => ({ ...line, value: nearest(columns, index + 1, hover.index) }))
     .filter((line) => line.label && line.value !== null);
-  return html`<span class="readout">
+  return html`<span class="readout" aria-live=${live}>
     <span>step ${count(Math.floor(columns[0][hover.index]))}</span>
     ${values.map((line) => html`<span key=${line.label}><i class="swatch swatch${line.color}"></i>${line.label} <b>${number(line.value)}</b></span>`)}
   </span>`;
@@ -207,5 +232,5 @@ function hoverOf(made, marks) {
   if (idx === null || idx === undefined || left < 0) return null;
   const distance = (mark) => Math.abs(made.valToPos(mark.step, "x") - left);
   const mark = marks.reduce((best, one) => (distance(one) < (best ? distance(best) : NEAR_PX) ? one : best), null);
-  return { index: idx, mark };
+  return { index: idx, mark, focused: made.root.parentElement === document.activeElement };
 }

@@ -14,8 +14,8 @@ import { groupOf, why } from "../fleet/words.js";
 /** Id of a rented machine: deployment, fleet, random part. */
 const RENTED = /^[a-z][0-9a-z]{7}-.+-[0-9a-f]{12}$/;
 
-/** Return true if the job may have rented machines, without a request. */
-export const mayHaveMachines = (job, attempts) => may("submit") && Boolean(job.rent || attempts?.some((one) => RENTED.test(one.machine_id)));
+/** Return true if the job has or waits for a machine that may be rented, without a request. */
+export const mayHaveMachines = (job, attempts) => may("submit") && Boolean(job.rent || job.state === "pending" || attempts?.some((one) => RENTED.test(one.machine_id)));
 
 const pathOf = (job) => `/job/${job.id}/machines`;
 
@@ -37,7 +37,7 @@ export function RentedMachines({ job }) {
   return html`<div class="fleet-part">
     <section class="card fleet-card labeled" aria-label="Machines">
       <p class="card-head">${counted(data.attempts.length, "attempt")} on rented machines · <b>${usd(data.usd)}</b> while the job ran${overhead_usd > 0 && html` · <b>${usd(overhead_usd)}</b> for boots and idle time`}</p>
-      ${data.attempts.length ? html`<${Grid} label="Machines" columns=${COLUMNS} items=${[...data.attempts].reverse()} keyOf=${(one) => `${one.seat} ${one.epoch}`} />` : html`<${Empty} icon="fleet" title="No machine yet"><p>A machine is rented, boots and then claims the job.</p><//>`}
+      ${data.attempts.length ? html`<${Grid} label="Machines" columns=${COLUMNS} items=${[...data.attempts].reverse()} keyOf=${(one) => `${one.seat} ${one.epoch}`} />` : html`<${Empty} icon="fleet" title="No machine yet"><p>${data.fleets.length ? "A machine is rented, boots and then claims the job." : `No fleet serves queue ${job.queue}, so a worker of your own must claim the job.`}</p><//>`}
     </section>
     ${data.fleets.length > 0 && html`<section class="card fleet-card" aria-label="Fleets">
       <p class="card-head">Fleets that serve queue ${job.queue}</p>

@@ -31,7 +31,7 @@ function reasonOf(job) {
   return job.reason.message ? `${words}: ${job.reason.message}` : words;
 }
 
-function pending(job, now) {
+function pending(job, now, attempts) {
   if (job.not_before > now) {
     return `Tries again in ${duration(job.not_before - now)}${job.reason ? ` after ${reasonOf(job)}` : ""}`;
   }
@@ -40,7 +40,14 @@ function pending(job, now) {
   const workers = many ? `${job.nodes.min} workers` : "a worker";
   const worker = job.rent ? (many ? "its rented machines" : "its rented machine") : needed ? `${workers} with ${needed}` : `${workers} of queue ${job.queue}`;
   const before = job.epoch ? `, then goes on from ${beginning(job)}` : "";
-  return `Waits ${waited(now - job.updated_at)}for ${worker}${before}`;
+  return `Waits ${waited(now - job.updated_at)}for ${worker}${before}${avoided(job, now, attempts)}`;
+}
+
+/** Tell which machines failed the job and cannot claim it yet. */
+function avoided(job, now, attempts) {
+  const ends = new Map((attempts ?? []).filter((one) => one.end === "failed" && one.machine_id).map((one) => [one.machine_id, one.ended_at + job.policy.avoid_machine_s]));
+  const left = [...ends].filter(([, end]) => end > now).map(([machine, end]) => `${machine} (for ${duration(end - now)})`);
+  return left.length ? `. These machines failed the job and cannot claim it yet: ${left.join(", ")}` : "";
 }
 
 const waited = (seconds) => (seconds < 5 ? "" : `${age(seconds)} `);

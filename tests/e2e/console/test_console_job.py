@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from datetime import datetime
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from playwright.sync_api import expect
@@ -14,6 +16,7 @@ from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import HOSTILE, Scene
 from tests.e2e.console.trainings import RULES, Training, store_long_curve
 from tests.kits.stack.stack import Stack
+from tests.kits.waiting import until
 
 TABS = ("Curves", "Log", "Timeline", "Checkpoints", "Pictures", "Rules", "Files")
 
@@ -42,6 +45,10 @@ def plot(page: Any, metric: str = "loss") -> Any:
     return page.get_by_role("img", name=re.compile(f"^{re.escape(metric)} over steps"))
 
 
+def picture_of(page: Any) -> str:
+    return str(page.locator(".u-wrap canvas").first.evaluate("(canvas) => canvas.toDataURL()"))
+
+
 def drag(page: Any, place: Any, begin: float, end: float) -> None:
     box = place.bounding_box()
     page.mouse.move(box["x"] + box["width"] * begin, box["y"] + 120)
@@ -64,6 +71,62 @@ def test_curves_tell_what_happened_to_the_machines(reader: Desk, trained: str) -
     expect(page.get_by_role("img", name=re.compile("^Goodput: .*repeated steps 1 min 02 s"))).to_be_visible()
 
 
+# Reads what the first plot has drawn at steps: the share of the height of each column that is painted at all, and the
+# share that has the color of a kind of mark. A vertical mark covers one column of its two neighbors at least.
+_DRAWN = """(asked) => {
+  const canvas = document.querySelector(".u-wrap canvas");
+  const sheet = (width, height) => new OffscreenCanvas(width, height).getContext("2d", { willReadFrequently: true });
+  const context = sheet(canvas.width, canvas.height);
+  context.drawImage(canvas, 0, 0);
+  const [whole, over] = [canvas, document.querySelector(".u-over")].map((one) => one.getBoundingClientRect());
+  const scale = canvas.width / whole.width;
+  const [top, height] = [(over.top - whole.top) * scale, over.height * scale];
+  const rgbOf = (name) => {
+    const one = sheet(1, 1);
+    one.fillStyle = getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+    one.fillRect(0, 0, 1, 1);
+    return one.getImageData(0, 0, 1, 1).data;
+  };
+  return asked.map(({ step, first, last, color }) => {
+    const x = Math.round((over.left - whole.left + (over.width * (step - first)) / (last - first)) * scale);
+    const wanted = color && rgbOf(color);
+    const shares = [-1, 0].map((beside) => {
+      const { data } = context.getImageData(x + beside, Math.round(top), 1, Math.round(height));
+      let hits = 0;
+      for (let at = 0; at < data.length; at += 4) {
+        const near = !wanted || [0, 1, 2].every((part) => Math.abs(data[at + part] - wanted[part]) < 40);
+        if (data[at + 3] > (wanted ? 90 : 10) && near) hits += 1;
+      }
+      return (hits * 4) / data.length;
+    });
+    return wanted ? Math.max(...shares) : Math.min(...shares);
+  });
+}"""
+
+
+def drawn(page: Any, *asked: tuple[int, str | None]) -> list[float]:
+    """Return the shares of the height that the first plot of `trained` paints at steps."""
+    places = [{"step": step, "first": 1, "last": 90, "color": color} for step, color in asked]
+    shares: list[float] = page.evaluate(_DRAWN, places)
+    return shares
+
+
+def test_marks_and_repeated_steps_are_drawn_where_they_happened(reader: Desk, trained: str) -> None:
+    page = reader.visit(f"/jobs/{trained}")
+    page.get_by_text("marks in words").wait_for()
+    # The loss is a line from top to bottom, the resume is dashed, and the rule is a line again.
+    until(lambda: drawn(page, (60, "--bad"))[0] > 0.9, what="the mark of the loss")
+    resumed, fired = drawn(page, (40, "--accent"), (70, "--warn"))
+    assert 0.3 < resumed < 0.8 and fired > 0.9
+    assert max(drawn(page, (55, "--bad"), (75, "--bad"), (25, "--accent"), (65, "--warn"))) < 0.2
+    inside, before, after = drawn(page, (47, None), (33, None), (83, None))
+    assert inside == 1 and max(before, after) < 0.5, "steps 41 to 60 alone are shaded"
+    place = page.locator(".u-over").first
+    width = place.bounding_box()["width"]
+    place.hover(position={"x": round(width * 59 / 89), "y": 100})
+    expect(page.locator(".readout-mark")).to_have_text(re.compile("^Attempt 1 was lost at step 60 on m-1"))
+
+
 def test_a_drag_zooms_and_the_address_keeps_the_range(reader: Desk, trained: str) -> None:
     page = reader.visit(f"/jobs/{trained}")
     expect(plot(page)).to_be_visible()
@@ -79,6 +142,22 @@ def test_a_drag_zooms_and_the_address_keeps_the_range(reader: Desk, trained: str
     expect(page.get_by_role("button", name="Show all steps")).to_have_count(0)
 
 
+def test_a_curve_is_read_and_zoomed_by_the_keyboard(reader: Desk, trained: str) -> None:
+    page = reader.visit(f"/jobs/{trained}")
+    plot(page).focus()
+    page.keyboard.press("ArrowRight")
+    readout = page.locator(".readout").first
+    expect(readout).to_contain_text("step 1")
+    page.keyboard.press("ArrowRight")
+    expect(readout).to_contain_text("step 2")
+    expect(readout).to_have_attribute("aria-live", "polite")
+    page.keyboard.press("+")
+    page.wait_for_url(re.compile(r"from=1&to=4\d(&|$)"))
+    expect(plot(page)).to_be_focused()
+    page.keyboard.press("-")
+    expect(page.get_by_role("button", name="Show all steps")).to_have_count(0)
+
+
 def test_metrics_smoothing_and_a_log_scale(reader: Desk, trained: str) -> None:
     page = reader.visit(f"/jobs/{trained}")
     page.get_by_role("button", name="eval.loss").click()
@@ -87,6 +166,11 @@ def test_metrics_smoothing_and_a_log_scale(reader: Desk, trained: str) -> None:
     before = plot(page).get_attribute("aria-label")
     page.get_by_role("slider", name="Smoothing").fill("0.9")
     expect(plot(page)).not_to_have_attribute("aria-label", before or "")
+    linear = picture_of(page)
+    page.get_by_label("Log scale").check()
+    until(lambda: picture_of(page) != linear, what="another scale")
+    page.get_by_label("Log scale").uncheck()
+    until(lambda: picture_of(page) == linear, what="the linear scale")
     page.get_by_label("Log scale").check()
     place = page.locator(".u-over").first
     place.hover(position={"x": 200, "y": 100})
@@ -112,16 +196,20 @@ def test_a_lost_machine_is_marked_while_the_page_is_open(reader: Desk, scene: Sc
     expect(plot(page)).to_have_attribute("aria-label", re.compile("attempt 2"))
 
 
-def test_two_jobs_in_one_plot(reader: Desk, scene: Scene, trained: str) -> None:
-    other = scene.submit("other")
-    Training(scene.claim("m-1")).train(1, 50, 100)
+def test_three_jobs_in_one_plot(reader: Desk, scene: Scene, trained: str) -> None:
+    others = []
+    for name in ("other", "third"):
+        others.append(scene.submit(name))
+        Training(scene.claim("m-1")).train(1, 50, 100)
     page = reader.visit(f"/jobs/{trained}")
     page.get_by_role("button", name="Compare").click()
-    page.get_by_label("Search among").fill(other)
-    page.get_by_role("dialog").get_by_role("checkbox").check()
+    for job_id in others:
+        page.get_by_label("Search among").fill(job_id)
+        expect(page.get_by_role("dialog").get_by_role("checkbox")).to_have_count(1)
+        page.get_by_role("dialog").get_by_role("checkbox").check()
     page.get_by_role("dialog").get_by_role("button", name="Show").click()
-    expect(plot(page)).to_have_attribute("aria-label", re.compile("vit-large: from .*; other: from"))
-    assert f"with={other}" in page.url
+    expect(plot(page)).to_have_attribute("aria-label", re.compile("vit-large: from .*; other: from .*; third: from"))
+    assert f"with={'%2C'.join(others)}" in page.url
 
 
 def test_many_points_arrive_thinned(desk: Desk, scene: Scene) -> None:
@@ -155,17 +243,28 @@ def test_the_log_is_searched_and_markup_stays_text(reader: Desk, trained: str) -
     expect(page.locator("mark")).to_have_text("step     7 ")
 
 
-def test_the_timeline_is_in_words(reader: Desk, trained: str) -> None:
+def test_the_timeline_is_in_words(reader: Desk, trained: str, stack: Stack) -> None:
     page = reader.visit(f"/jobs/{trained}?tab=timeline")
     for text in (
-        "Attempt 2 began on m-2, from step 40.",
         "The machine of attempt 1 on m-1 was lost: no heartbeat",
+        "Attempt 2 began on m-2, from step 40. Machine: vast, $0.34 per hour.",
         "Checkpoint of step 80 is committed: 10 kB, 10 kB of it new.",
         "Rule spike did: set",
     ):
         expect(page.get_by_text(text).first).to_be_visible()
+    expect(page.get_by_text(re.compile(r"m-1 was lost.*Cost of the attempt: <?\$0\.\d\d\."))).to_be_visible()
+    # The browser is in Berlin, and this machine need not be.
+    newest = stack.client.events(trained).events[-1].at
+    clock = datetime.fromtimestamp(newest, ZoneInfo("Europe/Berlin")).strftime("%H:%M")
+    expect(page.locator(".timeline-at").first).to_contain_text(clock)
     page.get_by_role("button", name="checkpoints").click()
     expect(page.locator(".timeline li")).to_have_count(2)
+    page.get_by_role("link", name="Rules", exact=True).click()
+    fired = page.get_by_role("region", name="What fired").get_by_role("listitem")
+    expect(fired.filter(has_text="Rule spike fired: loss = 7.25")).to_contain_text("step 70")
+    expect(fired.filter(has_text="Rule spike did: set")).to_have_count(1)
+    status = page.get_by_role("region", name="Rules in force").get_by_role("listitem")
+    expect(status).to_contain_text("fired at step 620; next check step 720")
 
 
 def test_a_stopped_job_resumes_from_a_chosen_checkpoint(reader: Desk, scene: Scene) -> None:
@@ -191,6 +290,13 @@ def test_a_failed_job_says_why(reader: Desk, scene: Scene) -> None:
     expect(page.get_by_text("failure cap")).to_be_visible()
     expect(page.get_by_text("Attempt 1 failed with exit code 1: CUDA error: device-side assert")).to_be_visible()
     expect(page.get_by_role("heading", name="No metrics yet")).to_be_visible()
+
+
+def test_a_waiting_job_tells_whether_a_fleet_serves_its_queue(reader: Desk, scene: Scene) -> None:
+    page = reader.visit(f"/jobs/{scene.submit('waits')}")
+    expect(page.locator(".fact", has_text="Cost")).to_have_text("Cost–")
+    page.get_by_role("link", name="Machines").click()
+    expect(page.get_by_text(f"No fleet serves queue {scene.queue}")).to_be_visible()
 
 
 def test_pictures_by_step(reader: Desk, trained: str) -> None:
