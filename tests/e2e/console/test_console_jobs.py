@@ -12,7 +12,9 @@ from playwright.sync_api import expect
 from baton.contract.jobs.job import JobState
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import HOSTILE, Scene
+from tests.e2e.console.trainings import Training
 from tests.kits.stack.stack import Stack
+from tests.kits.waiting import until
 
 MANY = 10_000
 GALLERY = f"gallery-{uuid4().hex[:8]}"
@@ -43,6 +45,7 @@ def test_each_row_says_where_its_job_stands(reader: Desk, jobs: dict[str, str]) 
     ):
         for text in texts:
             expect(row_of(page, jobs[name])).to_contain_text(text)
+    expect(row_of(page, jobs["vit-large-finetune"]).locator(".seg-interrupted")).to_have_count(2)
     # A name with markup became text: no element, no script.
     assert page.locator("img, .table script").count() == 0
     assert page.title() == "Jobs · Baton"
@@ -61,6 +64,25 @@ def test_progress_appears_without_a_reload(reader: Desk, scene: Scene) -> None:
     expect(row_of(page, job_id)).to_contain_text("Complete")
 
 
+def test_a_running_row_tells_the_time_left_the_money_and_the_loss(reader: Desk, scene: Scene, stack: Stack) -> None:
+    job_id = scene.submit("priced")
+    held = scene.claim("m-1", price_usd_per_hour=3600)
+    Training(held).train(1, 60, 6000)
+    (attempt,) = stack.client.attempts(job_id).attempts
+
+    def reported_later() -> bool:
+        held.report(61, 6000, 0.25)
+        progress = stack.job(job_id).progress
+        return progress is not None and (progress.reported_at or 0) > attempt.started_at
+
+    until(reported_later, what="a second of work")
+    row = row_of(reader.visit(f"/jobs?queue={scene.queue}"), job_id)
+    expect(row.locator(".progress-note")).to_have_text(re.compile(r"^\d+ (min|h) \d\d (s|min) left$"))
+    expect(row.get_by_role("img", name=re.compile(r"^Loss: from \d\S* to 0\.25$"))).to_be_visible()
+    # A dollar each second: some seconds are spent, and a hundred times as many steps remain.
+    expect(row.locator(".cell-cost")).to_have_text(re.compile(r"^\$[\d,]+\.\d\d\s*of ~\$[\d,]{2,}\.\d\d$"))
+
+
 def test_filters_select_and_stay_in_the_address(reader: Desk, jobs: dict[str, str], stack: Stack) -> None:
     page = reader.visit(f"/jobs?queue={GALLERY}")
     page.get_by_role("button", name="Failed").click()
@@ -76,6 +98,19 @@ def test_filters_select_and_stay_in_the_address(reader: Desk, jobs: dict[str, st
     page.get_by_label("Search jobs").fill("nothing has this name")
     page.get_by_role("button", name="Show all jobs").click()
     expect(row_of(page, jobs["pause-me"])).to_be_visible()
+
+
+def test_the_choice_of_a_queue_selects_its_jobs(reader: Desk, jobs: dict[str, str], scene: Scene) -> None:
+    job_id = scene.submit("elsewhere")
+    page = reader.visit(f"/jobs?queue={GALLERY}")
+    expect(row_of(page, jobs["pause-me"])).to_be_visible()
+    queue = page.get_by_label("Queue")
+    queue.select_option("")
+    expect(row_of(page, job_id)).to_be_visible()
+    queue.select_option(scene.queue)
+    page.wait_for_url(f"**queue={scene.queue}")
+    expect(page.get_by_role("row")).to_have_count(2)
+    expect(row_of(page, job_id)).to_be_visible()
 
 
 def test_the_states_have_counts_that_follow(reader: Desk, scene: Scene, stack: Stack) -> None:
@@ -125,10 +160,20 @@ def test_a_stop_says_what_is_lost_and_a_retry_runs_the_job_again(reader: Desk, s
     dialog.get_by_role("button", name="Stop").click()
     expect(row_of(page, job_id)).to_contain_text("Stopped")
     assert stack.job(job_id).state == "canceled"
+    # The undo of a stop lets the job go on, and its limits count on.
+    undo = page.locator(".toast").get_by_role("button", name=re.compile("^(Run again|Stop)$"))
+    undo.click()
+    expect(row_of(page, job_id)).to_contain_text("Waiting")
+    job = stack.job(job_id)
+    assert (job.state, job.counters.attempts) == ("pending", 1)
+    stack.client.stop(job_id)
     row_of(page, job_id).get_by_role("button", name="Run again doomed").click()
     page.get_by_role("dialog").get_by_role("button", name="Run again").click()
     expect(row_of(page, job_id)).to_contain_text("Waiting")
     assert stack.job(job_id).state == "pending"
+    undo.click()
+    expect(row_of(page, job_id)).to_contain_text("Stopped")
+    assert stack.job(job_id).state == "canceled"
 
 
 def test_a_refused_action_is_told_in_the_dialog(reader: Desk, scene: Scene, stack: Stack) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from playwright.sync_api import expect
 
 from baton.contract.names import Scope
 from functions.api.admin.keys import generate_key
+from functions.domain.access.sessions import LINK_LIFE_S, session_id_of
 from functions.handlers.wiring import SystemRandomness
 from functions.storage.dynamodb.tokens import DynamoTokenStore
 from gpu_client.transport.api.client import BatonClient
@@ -79,6 +82,21 @@ def test_a_link_that_ends_before_consent_is_refused(desk: Desk, stack: Stack) ->
     page.get_by_role("button", name="Sign in").click()
     expect(page.get_by_role("alert")).to_contain_text("used already")
     assert page.get_by_label("API key").is_visible()
+
+
+def test_a_link_that_has_expired_is_refused_when_it_is_opened_and_at_consent(desk: Desk, stack: Stack) -> None:
+    link = desk.link()
+    page = desk.open(link)
+    expect(page.get_by_role("heading", name="Sign in to tenant default?")).to_be_visible()
+    tokens = DynamoTokenStore(stack.tables, stack.prefix)
+    key = tokens.get_key(link.partition("#code=")[2].split("_")[1])
+    assert key is not None and key.expires_at is not None
+    tokens.replace_key(replace(key, expires_at=key.expires_at - LINK_LIFE_S))
+    page.get_by_role("button", name="Sign in").click()
+    for refused in (page, desk.open(link)):
+        expect(refused.get_by_role("alert")).to_contain_text("expired")
+        expect(refused.get_by_label("API key")).to_be_visible()
+    assert tokens.get_key(session_id_of(key)) is None, "no session began"
 
 
 def test_a_pasted_key_signs_in_and_a_wrong_one_is_refused(desk: Desk, stack: Stack) -> None:
@@ -152,6 +170,46 @@ def test_a_hidden_tab_asks_nothing_and_a_shown_one_asks_at_once(desk: Desk, scen
     scene.submit("while-hidden")
     hide(page, False)
     expect(page.get_by_text("while-hidden")).to_be_visible()
+
+
+# Answers in the page: no network stands between two of its questions, so the clock alone says when they come.
+_ANSWER = """() => {
+  window.asked = [];
+  window.answers = { etag: 0, changing: false };
+  const kept = window.fetch;
+  window.fetch = async (path, options) => {
+    if (!String(path).startsWith("/jobs?")) return kept(path, options);
+    asked.push(performance.now() / 1000);
+    if (!answers.changing) return new Response(null, { status: 304 });
+    answers.etag += 1;
+    return Response.json({ jobs: [], next_cursor: null, counts: null }, { headers: { etag: `"${answers.etag}"` } });
+  };
+}"""
+
+
+def test_questions_become_rarer_while_nothing_changes_and_frequent_again(desk: Desk, scene: Scene) -> None:
+    page = desk.sign_in(f"/jobs?queue={scene.queue}")
+    page.get_by_text("No job matches").wait_for()
+    with page.expect_response(lambda answer: "/jobs?" in answer.url and answer.status == 304):
+        desk.come_back(page)
+    page.clock.install()
+    page.reload()
+    page.get_by_text("No job matches").wait_for()
+    page.evaluate(_ANSWER)
+
+    def pauses_s(seconds: int) -> list[float]:
+        page.evaluate("asked.length = 0")
+        page.clock.run_for(seconds * 1000)
+        asked = page.evaluate("asked")
+        return [round(after - before, 1) for before, after in pairwise(asked)]
+
+    desk.come_back(page)
+    quiet = pauses_s(90)
+    assert quiet == sorted(quiet), "each pause is at least as long as the one before"
+    assert quiet[0] < 6 and quiet[-2:] == [15, 15] and len(quiet) <= 10, quiet
+    page.evaluate("answers.changing = true")
+    # The answer that brings a change ends the long pauses.
+    assert set(pauses_s(60)) == {5}
 
 
 @pytest.mark.parametrize("wrong", ["2020-01-01T00:00:00Z", "2038-01-01T00:00:00Z"])
