@@ -210,6 +210,9 @@ def test_submissions_that_are_refused(api: Api, job: str) -> None:
     with api.unchanged():
         flat = {"instance_prompt": "dog", "instance_data_prefix": "dogs/", "max_train_steps": 2, "nodes": NODES}
         api.post("/job", flat).refused(ErrorCode.UNKNOWN_FIELD, "nodes")
+        crossed = {"command": ["train"], "nodes": {"min": 3, "max": 2}}
+        error = api.post("/job", crossed).refused(ErrorCode.INVALID_VALUE, "nodes")
+        assert "'min' is 3, which is above 'max' (2)" in error["message"]
         many = {"jobs": [{"command": ["train"], "nodes": {"max": 64}}] * 5}
         api.post("/jobs/batch", many).refused(ErrorCode.INVALID_VALUE, "jobs", remedy="several batches")
         large = {"command": ["train"], "parameters": {"p": "x" * 30_000}, "environment": {}, "nodes": {"max": 64}}

@@ -77,6 +77,20 @@ def test_machines_come_and_go(api: Api, nodes: list[Held]) -> None:
     ]
 
 
+def test_slow_rounds_are_told_with_their_remedies(api: Api, nodes: list[Held]) -> None:
+    for seat in (0, 1):
+        join(nodes, seat).ok()
+    propose(nodes, 0, 0, 0, 1).ok()
+    times = {"round_s": 80.0, "reduce_s": 40.0, "sent_bytes": 20_000_000}
+    for number, told in ((2, False), (3, True)):
+        rounds = [{"round": at, "epoch": 1, "contributors": 2, **times} for at in range(1, number + 1)]
+        report = {"node": name(nodes, 0), "epoch": 1, "rounds": rounds}
+        nodes[0].post(f"/job/{nodes[0].id}/world/report", report).ok()
+        advice = api.get(f"/job/{job_of(nodes)}/world").ok()["advice"]
+        assert advice.startswith("The reduces take 50% of the time, at 4 Mbit/s. Remedies:") is told, advice
+    assert "times the inner_steps" in advice and "codec int4" in advice
+
+
 def test_an_operator_excludes_nodes_without_a_majority(api: Api, nodes: list[Held]) -> None:
     job = job_of(nodes)
     path = f"/job/{job}/world/exclude"
