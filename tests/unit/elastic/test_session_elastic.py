@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Mapping
 from pathlib import Path
 from uuid import uuid4
 
@@ -12,6 +13,7 @@ import torch
 from baton import Session
 from gpu_client.checkpoints.save.manifest_builder import build_manifest
 from gpu_client.elastic.errors import ElasticSetupError
+from tests.kits.elastic.node_processes import NodeProcess, SeatedProcesses
 
 ROUNDS, INNER_STEPS = 3, 4
 
@@ -29,9 +31,11 @@ def take_step(model: torch.nn.Module, optimizer: torch.optim.Optimizer, step: in
     optimizer.step()
 
 
-def train_elastic(output: Path, *, until: int = ROUNDS, resume: bool = False) -> list[torch.Tensor]:
+def train_elastic(
+    output: Path, *, until: int = ROUNDS, resume: bool = False, variables: Mapping[str, str] | None = None
+) -> list[torch.Tensor]:
     """Train with the session until a round, with a checkpoint after each round."""
-    with Session.start(output_dir=output, resume=resume, variables={}) as session:
+    with Session.start(output_dir=output, resume=resume, variables=variables or {}) as session:
         model = make_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
         outer = session.elastic(model, optimizer, inner_steps=INNER_STEPS)
@@ -67,6 +71,18 @@ def train_plain() -> list[torch.Tensor]:
 
 def test_a_world_of_one_node_is_plain_diloco_bit_for_bit(tmp_path: Path) -> None:
     pairs = zip(train_elastic(tmp_path), train_plain(), strict=True)
+    assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
+
+
+def test_a_job_with_one_node_is_plain_diloco_bit_for_bit(tmp_path: Path) -> None:
+    """With `nodes: {min: 1, max: 1}` the node forms a world, opens the wire and commits rounds alone."""
+    with SeatedProcesses[NodeProcess](1, 1) as seats:
+        _, relay, own = seats.claim(0)
+        try:
+            pairs = list(zip(train_elastic(tmp_path, variables={"BATON_WORLD": own}), train_plain(), strict=True))
+        finally:
+            relay.close()
+        assert seats.view().epoch == 1
     assert all(torch.equal(ours, theirs) for ours, theirs in pairs)
 
 
