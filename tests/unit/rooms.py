@@ -562,6 +562,8 @@ THIRD_PARTY: dict[str, set[str]] = {
     # Whoever reads or renders a recipe has these installed; whoever only runs one loads neither (see below).
     "baton.contract.recipes": {"pydantic", "pydantic_core", "yaml", "jinja2"},
     "functions.domain": {"pydantic", "pydantic_core"},
+    # pip installs all of it without a compiler, on every system that has a wheel of torch.
+    "gpu_client.elastic": {"torch", "numpy", "cryptography", "pydantic"},
 }
 """Rooms that take from outside only what is named here (and the standard library)."""
 
@@ -583,4 +585,6 @@ FORBIDDEN: dict[str, set[str]] = {
     "gpu_client": {"boto3", "botocore", "aws_lambda_powertools"},
     # An unchanged training image has no HTTP client of ours.
     "gpu_client.training": {"requests", "urllib3", "pydantic_settings", "psutil"},
+    # A peer's bytes can make no object but the declared ones.
+    "gpu_client.elastic": {"pickle", "marshal", "shelve"},
 }  # fmt: skip
