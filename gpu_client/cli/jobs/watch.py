@@ -34,7 +34,7 @@ from gpu_client.cli.jobs.goodput import goodput_lines, total_of
 from gpu_client.cli.jobs.rented import cost_usd, watch_text
 from gpu_client.cli.jobs.rule_events import is_preset_event, line_of
 from gpu_client.cli.jobs.summary import JobSummary, headline, summarize
-from gpu_client.cli.world.view import WORLD_EVENTS, event_line
+from gpu_client.cli.world.view import WORLD_EVENTS, describe_rates, event_line
 from gpu_client.cli.world.view import watch_text as watch_world
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError, UnexpectedAnswer, Unreachable
@@ -133,7 +133,8 @@ class _JobPoller:
         """Return the summary of an elastic job. Requests nodes and attempts on state changes, and at intervals."""
         if self._nodes_schedule.is_due(job.state, active=not job.state.terminal):
             self._attempts = list_attempts(self._client, self._job_id)
-            self._nodes = "" if job.state.terminal else watch_world(self._client.world(self._job_id))
+            world = None if job.state.terminal else self._client.world(self._job_id)
+            self._nodes = "" if world is None else f"{watch_world(world)}{describe_rates(world)}"
         goodput = total_of(self._attempts)
         summary = summarize(job, None, self._price_per_hour, goodput, nodes=self._attempts)
         return self._with_machines(job, replace(summary, nodes=self._nodes))

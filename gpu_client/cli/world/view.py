@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from baton.contract.elastic.world import NodeView, RoundReport, WorldView
 from baton.contract.jobs.history import EventType, EventView
-from gpu_client.cli.core.formats import age, count, duration, sparkline
+from gpu_client.cli.core.formats import age, count, duration, size, sparkline
 from gpu_client.cli.core.output import FOLDED, TableColumn
 
 NODES = (
@@ -14,6 +14,7 @@ NODES = (
     "state",
     TableColumn("machine", FOLDED),
     TableColumn("tokens", right=True),
+    TableColumn("share", right=True),
     TableColumn("Mbit/s", right=True),
     TableColumn("round", right=True),
     TableColumn("joined", right=True),
@@ -25,12 +26,14 @@ _CELLS = 32
 
 def node_rows(view: WorldView, now: float) -> list[list[str]]:
     """Return the rows of the table `NODES`: members in the order of their ranks, then joining nodes."""
+    tokens = sum(one.tokens for one in view.nodes)
     return [
         [
             str(one.seat),
             "ended" if view.state == "ended" else describe_state(one),
             one.machine_id or "",
             f"{one.tokens:,}" if one.tokens else "",
+            f"{one.tokens / tokens:.0%}" if one.tokens else "",
             "" if one.link_mbit_s is None else f"{one.link_mbit_s:.0f}",
             "" if one.member else f"{one.round:,}",
             "" if one.joined_at is None else f"{age(now - one.joined_at)} ago",
@@ -96,6 +99,16 @@ def waiting_sentence(view: WorldView) -> str:
 def watch_text(view: WorldView) -> str:
     """Return the nodes and the round in short, for one line."""
     return waiting_sentence(view) if view.state == "forming" else f"{describe_nodes(view)}, round {view.round:,}"
+
+
+def describe_rates(view: WorldView) -> str:
+    """Return `, 853 tokens/s, a node sent 15.0 MB at 60 Mbit/s` of the last round; empty without rounds."""
+    last = view.rounds[-1] if view.rounds else None
+    if last is None or not last.round_s:
+        return ""
+    rate = f" at {last.sent_bytes * 8 / 1e6 / last.reduce_s:.0f} Mbit/s" if last.reduce_s else ""
+    sent = f", a node sent {size(last.sent_bytes)}{rate}" if last.sent_bytes else ""
+    return f", {last.tokens / last.round_s:,.0f} tokens/s{sent}"
 
 
 def event_line(event: EventView) -> str:

@@ -46,8 +46,9 @@ class Nodes:
 
     def report(self, seat: int, epoch: int) -> None:
         item = self.items[seat]
+        times = {"reduce_s": 2.0, "sent_bytes": 15_000_000}
         rounds = [
-            RoundReport(round=10 + at, epoch=epoch, contributors=2, tokens=51_200, round_s=30.0 * at, reduce_s=2.0)
+            RoundReport(round=10 + at, epoch=epoch, contributors=2, tokens=51_200, **times, round_s=30.0 * at)
             for at in (1, 2)
         ]
         nodes = [NodeReport(node=self.name(seat), state="training", tokens=25_600, link_mbit_s=480)]
@@ -83,7 +84,7 @@ def test_a_life(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     assert ["round", "12"] in rows and any(row[:3] == ["state", "training:", "2"] for row in rows)
     assert "codec int8" in shown and "last: 1 min, 2 s of it reduce, 2 contributors, 51,200 tokens" in shown
     table = {row[0]: row[1:] for row in rows if row and row[0].isdigit()}
-    assert table[str(first)][0] == "training" and table[str(first)][2:4] == ["25,600", "480"]
+    assert table[str(first)][0] == "training" and table[str(first)][2:5] == ["25,600", "100%", "480"]
     assert table[str(third)][:2] == ["joining,", "fetches"]
     for words in (("show", job_id, "--json"), ("--json", job_id), (job_id, "--json")):
         assert baton("world", *words).ok().json["epoch"] == 1
@@ -102,9 +103,9 @@ def test_a_life(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     baton("logs", job_id, "--node", 9).failed(3, "has no node 9", "The nodes are 0 to 2.")
     other = submit(baton, labour, tmp_path)
     baton("world", other).failed(3, "has no nodes")
-    watching = baton.started("watch", job_id, "--every", 0.1)
     labour.item = nodes.items[first]
-    labour.complete({})
-    ended = watching.end()
+    baton.session_options = {"sleep": lambda _seconds: labour.complete({})}
+    ended = baton("watch", job_id)
     assert ended.code == 0 and "complete, step 12" in ended.out
+    assert "round 12, 853 tokens/s, a node sent 15.0 MB at 60 Mbit/s" in " ".join(ended.err.split())
     assert "nodes" in ended.err and "joined: 2 nodes, round 12" in ended.err

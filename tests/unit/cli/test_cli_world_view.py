@@ -48,16 +48,20 @@ def test_states(one: NodeView, said: str) -> None:
 
 def test_rows() -> None:
     member = node(3, state="training", tokens=12_800, link_mbit_s=480.4)
+    slower = node(1, state="training", tokens=6_400)
     joining = node(0, member=False, joined_at=None, round=1199)
-    assert view.node_rows(world(member, joining), NOW + 180) == [
-        ["3", "training", "m-3", "12,800", "480", "", "3 min ago"],
-        ["0", "joining", "m-0", "", "", "1,199", ""],
+    assert view.node_rows(world(member, slower, joining), NOW + 180) == [
+        ["3", "training", "m-3", "12,800", "67%", "480", "", "3 min ago"],
+        ["1", "training", "m-1", "6,400", "33%", "", "", "3 min ago"],
+        ["0", "joining", "m-0", "", "", "", "1,199", ""],
     ]
 
 
 def test_the_nodes_of_an_ended_training_have_lost_no_lease() -> None:
     ended = node(3, state="training", lease_live=False)
-    assert view.node_rows(world(ended, state="ended"), NOW + 180) == [["3", "ended", "m-3", "", "", "", "3 min ago"]]
+    assert view.node_rows(world(ended, state="ended"), NOW + 180) == [
+        ["3", "ended", "m-3", "", "", "", "", "3 min ago"]
+    ]
 
 
 def test_rounds_are_a_line_of_bars() -> None:
@@ -73,6 +77,12 @@ def test_short_texts() -> None:
     assert view.watch_text(world(node(1, member=False), state="forming")) == "waiting: 1 of 2 nodes has joined"
     assert view.watch_text(world(state="forming")) == "waiting: 0 of 2 nodes have joined"
     assert dict(view.world_fields(world(node(1)), unicode=True))["state"] == "training: 1 of 4 nodes; begins with 2"
+    rounds = [round_(1, round_s=9.0), round_(2, round_s=60.0, reduce_s=2.0, sent_bytes=15_000_000)]
+    assert view.describe_rates(world(rounds=rounds)) == ", 853 tokens/s, a node sent 15.0 MB at 60 Mbit/s"
+    assert view.describe_rates(world(rounds=rounds[:1])) == ", 5,689 tokens/s"
+    assert view.describe_rates(world(rounds=[round_(0)])) == view.describe_rates(world()) == ""
+    told = world(node(1), advice="The reduces take 50% of the time.")
+    assert dict(view.world_fields(told, unicode=True))["advice"] == "The reduces take 50% of the time."
     assert dict(view.world_fields(world(epoch=0, state="forming"), unicode=True))["round"] == ""
 
 
