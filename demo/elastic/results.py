@@ -90,6 +90,11 @@ class ElasticResults:
         return sum(one.sent_bytes for one in self.reports)
 
     @property
+    def repaired_buckets(self) -> int:
+        """Return the buckets that members reduced again in all reported rounds."""
+        return sum(one.repaired for one in self.reports)
+
+    @property
     def fp32_bytes(self) -> float:
         """Return the bytes of the same rounds in float32."""
         return sum(
@@ -124,7 +129,7 @@ class ElasticResults:
             "last_loss": round(last, 4),
             "sent_bytes": self.sent_bytes,
             "fp32_bytes": round(self.fp32_bytes),
-            "repaired_buckets": sum(one.repaired for one in self.reports),
+            "repaired_buckets": self.repaired_buckets,
             "weights_sha256": self.weights,
             "definitions": DEFINITIONS,
         }
@@ -151,7 +156,8 @@ class ElasticResults:
                 f"the loss went from {first:.2f} to {last:.2f}" if last >= first else "",
             ),
             Claim(
-                f"The reporting members sent {size_text(self.sent_bytes)}, {100 * share:.0f} % of float32.",
+                f"The reporting members sent {size_text(self.sent_bytes)}, {100 * share:.0f} % of float32. "
+                f"Survivors of faults reduced {self.repaired_buckets} buckets again.",
             ),
             Claim(
                 f"All {len(self.weights)} processes that reached the end hold the same weights, bit for bit "
