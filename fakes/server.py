@@ -102,7 +102,7 @@ class FakeProvider:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> FakeProvider:
-        self._server = _Server(self)
+        self._server = _FakeServer(self)
         threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True).start()
         return self
 
@@ -120,19 +120,19 @@ class FakeProvider:
         return None
 
 
-class _Server(ThreadingHTTPServer):
+class _FakeServer(ThreadingHTTPServer):
     daemon_threads = True
 
     def __init__(self, provider: FakeProvider) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
+        super().__init__(("127.0.0.1", 0), _FakeHandler)
         self.provider = provider
 
 
-class _Handler(BaseHTTPRequestHandler):
+class _FakeHandler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     # Headers and body are two writes; otherwise the second one waits 40 ms for the client's acknowledgement.
     disable_nagle_algorithm = True
-    server: _Server
+    server: _FakeServer
 
     def _serve(self) -> None:
         parts = urlsplit(self.path)

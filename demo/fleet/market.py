@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fakes.salad.cloud import GpuClass
+from fakes.salad.cloud import FakeGpuClass
 from fakes.vast.market import FakeAsk
 from functions.fleet.records import Offer
 
@@ -27,7 +27,7 @@ def vast_asks() -> list[FakeAsk]:
     ]
 
 
-def salad_classes() -> list[GpuClass]:
+def salad_classes() -> list[FakeGpuClass]:
     """Return the one GPU class of the fake SaladCloud."""
     prices = {"high": "0.360", "medium": "0.340", "low": "0.320", "batch": "0.300"}
-    return [GpuClass("RTX 4090 (24 GB)", prices, "44444444-4444-4444-8444-444444444444", nodes=4)]
+    return [FakeGpuClass("RTX 4090 (24 GB)", prices, "44444444-4444-4444-8444-444444444444", nodes=4)]

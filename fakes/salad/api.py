@@ -16,7 +16,7 @@ from datetime import datetime
 from typing import Any
 
 from fakes.salad import fields
-from fakes.salad.cloud import Cloud, GpuClass, Group, Instance, moment
+from fakes.salad.cloud import Cloud, FakeGpuClass, FakeGroup, FakeSaladInstance, moment
 from fakes.server import FakeAnswer, FakeCall, FakeProvider
 
 PUBLIC = "/api/public"
@@ -28,9 +28,9 @@ RTX_4090 = "ed563892-aacd-40f5-80b7-90c9be6c759b"
 RTX_3090 = "a5db5c50-cbcb-4596-ae80-6a0c8090d80f"
 GTX_1060 = "951131f6-5acf-489c-b303-0906be8b26ef"
 CLASSES = [
-    GpuClass("RTX 4090 (24 GB)", {"high": "0.250", "medium": "0.200", "low": "0.180", "batch": "0.160"}, RTX_4090),
-    GpuClass("RTX 3090 (24 GB)", {"high": "0.150", "medium": "0.120", "low": "0.100", "batch": "0.090"}, RTX_3090),
-    GpuClass("GTX 1060 (6 GB)", {"high": "0.060", "medium": "0.050", "low": "0.030", "batch": "0.020"}, GTX_1060),
+    FakeGpuClass("RTX 4090 (24 GB)", {"high": "0.250", "medium": "0.200", "low": "0.180", "batch": "0.160"}, RTX_4090),
+    FakeGpuClass("RTX 3090 (24 GB)", {"high": "0.150", "medium": "0.120", "low": "0.100", "batch": "0.090"}, RTX_3090),
+    FakeGpuClass("GTX 1060 (6 GB)", {"high": "0.060", "medium": "0.050", "low": "0.030", "batch": "0.020"}, GTX_1060),
 ]
 _TITLES = {400: "Bad Request", 401: "Unauthorized", 403: "Forbidden", 404: "Not Found", 415: "Unsupported Media Type"}
 _CLAUSE = re.compile(r'\s*(resource\.labels\.[a-z_]+|resource\.type)\s*=\s*"([^"]*)"\s*')
@@ -52,7 +52,7 @@ class FakeSalad(FakeProvider):
     organization = "acme"
     project = "training"
 
-    def __init__(self, now: Callable[[], float], classes: Iterable[GpuClass] = CLASSES) -> None:
+    def __init__(self, now: Callable[[], float], classes: Iterable[FakeGpuClass] = CLASSES) -> None:
         super().__init__(now)
         self.cloud = Cloud(now, [replace(one, prices=dict(one.prices)) for one in classes])
         self.meter = self.cloud.meter
@@ -89,7 +89,7 @@ class FakeSalad(FakeProvider):
             self.cloud.settle()
             return self.meter.billing()
 
-    def group(self, name: str) -> Group:
+    def group(self, name: str) -> FakeGroup:
         """Return a group that exists."""
         with self.lock:
             self.cloud.settle()
@@ -274,7 +274,7 @@ class FakeSalad(FakeProvider):
         self.move(self._group(name), self._one(name, instance_id), verb)
         return FakeAnswer(202)
 
-    def move(self, group: Group, instance: Instance, verb: str) -> None:
+    def move(self, group: FakeGroup, instance: FakeSaladInstance, verb: str) -> None:
         """Reallocate, recreate or restart an instance, within the quota of a minute."""
         recent = [at for at in self.cloud.reallocated_at if at > self.now() - 60]
         if len(recent) >= self.cloud.reallocations_per_minute:
@@ -285,13 +285,13 @@ class FakeSalad(FakeProvider):
         else:
             self.cloud.restart(group, instance)
 
-    def _group(self, name: str) -> Group:
+    def _group(self, name: str) -> FakeGroup:
         group = self.cloud.groups.get(name)
         if group is None:
             raise Refused(404, "The container group could not be found.")
         return group
 
-    def _one(self, name: str, instance_id: str) -> Instance:
+    def _one(self, name: str, instance_id: str) -> FakeSaladInstance:
         for instance in self._group(name).instances:
             if instance.id == instance_id:
                 return instance
@@ -303,7 +303,7 @@ class FakeSalad(FakeProvider):
                 raise Refused(400, f"The GPU class {one} is unknown.", "invalid_gpu_class")
         return ids
 
-    def _read(self, group: Group) -> dict[str, Any]:
+    def _read(self, group: FakeGroup) -> dict[str, Any]:
         counts = {f"{state}_count": 0 for state in ("allocating", "creating", "running", "stopping")}
         for instance in group.instances:
             if f"{instance.state}_count" in counts:

@@ -18,7 +18,7 @@ from fakes.meter import BillingMeter
 
 
 @dataclass
-class GpuClass:
+class FakeGpuClass:
     """GPU class: name as Salad writes it, price in USD per hour by priority, nodes of the class."""
 
     name: str
@@ -49,7 +49,7 @@ class GpuClass:
 
 
 @dataclass
-class Instance:
+class FakeSaladInstance:
     """Instance of a group on one node. `next_at`: time of the next transition."""
 
     id: str
@@ -80,7 +80,7 @@ class Instance:
 
 
 @dataclass
-class Group:
+class FakeGroup:
     """Container group. `body`: the create call with its patches."""
 
     id: str
@@ -93,7 +93,7 @@ class Group:
     failed: str = ""
     prepared_at: float = 0.0
     """End of the window in which a change of the image is prepared."""
-    instances: list[Instance] = field(default_factory=list)
+    instances: list[FakeSaladInstance] = field(default_factory=list)
     blocked: set[str] = field(default_factory=set)
     """Nodes on which a container of the group has failed."""
     logs: list[tuple[float, str, str]] = field(default_factory=list)
@@ -140,12 +140,12 @@ class Cloud:
     replicas_quota = 100
     reallocations_per_minute = 10
 
-    def __init__(self, now: Callable[[], float], classes: list[GpuClass]) -> None:
+    def __init__(self, now: Callable[[], float], classes: list[FakeGpuClass]) -> None:
         self._now = now
         self._at: float | None = None
         self.meter = BillingMeter(lambda: self.time)
         self.classes = {one.id: one for one in classes}
-        self.groups: dict[str, Group] = {}
+        self.groups: dict[str, FakeGroup] = {}
         self.crashing_images: set[str] = set()
         """Images whose containers exit with an error at their start."""
         self.ignored_deletes = 0
@@ -170,16 +170,16 @@ class Cloud:
             if group.deleted and not group.instances:
                 del self.groups[group.name]
 
-    def create(self, body: dict[str, Any]) -> Group:
+    def create(self, body: dict[str, Any]) -> FakeGroup:
         """Make a group."""
         now = self.time
-        group = Group(self.new_id(), body, now, now, bool(body["autostart_policy"]))
+        group = FakeGroup(self.new_id(), body, now, now, bool(body["autostart_policy"]))
         self.groups[group.name] = group
         self._fill(group)
         self.settle()
         return group
 
-    def delete(self, group: Group) -> None:
+    def delete(self, group: FakeGroup) -> None:
         """End a group; its instances stop for a while first."""
         if self.ignored_deletes:
             self.ignored_deletes -= 1
@@ -187,14 +187,14 @@ class Cloud:
         group.deleted = True
         self.stop(group)
 
-    def stop(self, group: Group) -> None:
+    def stop(self, group: FakeGroup) -> None:
         """Stop all instances."""
         group.started = False
         for instance in list(group.instances):
             self._end(group, instance)
         self.settle()
 
-    def patch(self, group: Group, patch: dict[str, Any]) -> None:
+    def patch(self, group: FakeGroup, patch: dict[str, Any]) -> None:
         """Apply a merge patch; another image, command or environment restarts all instances at once."""
         changed = dict(patch.get("container") or {})
         merge(group.body, patch)
@@ -209,7 +209,9 @@ class Cloud:
         self._fill(group)
         self.settle()
 
-    def lose_node(self, group: Group, instance: Instance, event: str = "Instance Interrupted (Node Offline)") -> None:
+    def lose_node(
+        self, group: FakeGroup, instance: FakeSaladInstance, event: str = "Instance Interrupted (Node Offline)"
+    ) -> None:
         """Take an instance's node away; the instance starts on another one. `event`: name of the system event."""
         self.meter.rate(group.name, instance.id, 0)
         self._note(group, instance, event)
@@ -217,7 +219,7 @@ class Cloud:
         instance.machine_id = self.new_id()
         self._enter(instance, "allocating", self.allocate_s)
 
-    def exit(self, group: Group, instance: Instance, code: int) -> None:
+    def exit(self, group: FakeGroup, instance: FakeSaladInstance, code: int) -> None:
         """End an instance's container: restart it on its node after 0, else block the node and move the instance."""
         if group.body["restart_policy"] == "never" or (group.body["restart_policy"] == "on_failure" and code == 0):
             self._end(group, instance)
@@ -228,13 +230,13 @@ class Cloud:
             group.blocked.add(instance.machine_id)
             self.lose_node(group, instance, f"Instance Exited: {code}")
 
-    def restart(self, group: Group, instance: Instance) -> None:
+    def restart(self, group: FakeGroup, instance: FakeSaladInstance) -> None:
         """Start a clean container on the same node."""
         self.meter.rate(group.name, instance.id, 0)
         instance.version = group.version
         self._enter(instance, "creating", self.create_s)
 
-    def price(self, group: Group) -> float:
+    def price(self, group: FakeGroup) -> float:
         """Return the price of one instance in USD per hour. Prices of GPU classes contain processors and memory."""
         resources = group.container["resources"]
         classes = [self.classes[one] for one in resources.get("gpu_classes", [])]
@@ -260,7 +262,7 @@ class Cloud:
         """Return a new identifier."""
         return str(uuid.UUID(int=0x5A1AD << 108 | next(self._ids)))
 
-    def _fill(self, group: Group) -> None:
+    def _fill(self, group: FakeGroup) -> None:
         """Make instances up to the number of replicas; end those with the lowest deletion cost above the number."""
         wanted = int(group.body["replicas"]) if group.started else 0
         alive = [one for one in group.instances if one.state != "stopping"]
@@ -269,10 +271,10 @@ class Cloud:
         for _ in range(wanted - len(alive)):
             now = self.time
             group.instances.append(
-                Instance(self.new_id(), self.new_id(), "allocating", now, now + self.allocate_s, group.version)
+                FakeSaladInstance(self.new_id(), self.new_id(), "allocating", now, now + self.allocate_s, group.version)
             )
 
-    def _advance(self, group: Group, instance: Instance) -> None:
+    def _advance(self, group: FakeGroup, instance: FakeSaladInstance) -> None:
         if instance.state == "allocating":
             classes = group.container["resources"].get("gpu_classes", [])
             if classes and not any(self.free_nodes(one) > 0 for one in classes):
@@ -293,12 +295,12 @@ class Cloud:
         elif instance.state == "stopping":
             group.instances.remove(instance)
 
-    def _end(self, group: Group, instance: Instance) -> None:
+    def _end(self, group: FakeGroup, instance: FakeSaladInstance) -> None:
         self.meter.rate(group.name, instance.id, 0)
         if instance.state != "stopping":
             self._enter(instance, "stopping", self.stopping_s)
 
-    def _note(self, group: Group, instance: Instance, name: str) -> None:
+    def _note(self, group: FakeGroup, instance: FakeSaladInstance, name: str) -> None:
         resources = group.container["resources"]
         classes = [self.classes[one].name for one in resources.get("gpu_classes", [])]
         group.events.append(
@@ -315,7 +317,7 @@ class Cloud:
             }
         )
 
-    def _enter(self, instance: Instance, state: str, for_s: float) -> None:
+    def _enter(self, instance: FakeSaladInstance, state: str, for_s: float) -> None:
         instance.state, instance.since, instance.next_at = state, self.time, self.time + for_s
 
 

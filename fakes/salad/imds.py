@@ -13,7 +13,7 @@ from typing import Any
 
 from fakes.salad import fields
 from fakes.salad.api import FakeSalad, Refused
-from fakes.salad.cloud import Group
+from fakes.salad.cloud import FakeGroup
 from fakes.server import FakeAnswer, FakeCall, FakeProvider
 
 TOKEN_LIFE_S = 300
@@ -68,7 +68,7 @@ class FakeImds(FakeProvider):
         signed = f"{_encode(json.dumps(header).encode())}.{_encode(json.dumps(claims).encode())}"
         return f"{signed}.{_encode(self.sign(signed.encode()))}"
 
-    def _answer(self, call: FakeCall, group: Group) -> FakeAnswer:
+    def _answer(self, call: FakeCall, group: FakeGroup) -> FakeAnswer:
         instance = group.instances[0]
         match (call.method, call.path):
             case ("GET", "/v1/token"):

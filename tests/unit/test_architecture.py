@@ -60,10 +60,10 @@ def room_of(module: str) -> str | None:
 
 
 def edge_is_allowed(importer: str, imported: str) -> bool:
-    """True unless the edge points upward, or out of the product into tests, benches or the demo."""
+    """True unless the edge points upward, or out of the product into tests, benches, the demo or fakes."""
     top = top_of(imported)
     if top not in PRODUCT:
-        return top not in ("bench", "demo", "tests")
+        return top == top_of(importer) or top not in ("bench", "demo", "fakes", "tests")
     room = room_of(importer)
     if room is None:
         # `functions/__init__.py`, and rooms without a rule: they import nothing of the product.
@@ -71,7 +71,7 @@ def edge_is_allowed(importer: str, imported: str) -> bool:
     return within(imported, room) or any(within(imported, target) for target in MAY_IMPORT[room])
 
 
-@pytest.mark.parametrize("package", PRODUCT)
+@pytest.mark.parametrize("package", [*PRODUCT, "fakes"])
 def test_imports_point_one_way(package: str) -> None:
     upward = [
         f"{path.relative_to(ROOT)}:{line} imports {imported}"
@@ -172,6 +172,9 @@ def test_imports_point_one_way(package: str) -> None:
         ("functions.api.worker.worker_calls", "tests.kits.api.factories", False),
         ("functions.api.worker.worker_calls", "bench.harness.figures", False),
         ("functions.storage.dynamodb.jobs", "tests.twins.cloud", False),
+        ("functions.fleet.drivers.salad.driver", "fakes.salad.api", False),
+        ("fakes.salad.api", "functions.fleet.drivers.salad.driver", False),
+        ("fakes.salad.api", "fakes.server", True),
         ("functions.storage.dynamodb.items.job_items", "functions.storage.paging", False),
         ("functions.storage.s3.objects", "functions.storage.dynamodb.reads", False),
         ("functions.storage.dynamodb.jobs", "functions.storage.paging", True),
@@ -277,14 +280,14 @@ def test_no_file_is_too_long_to_read() -> None:
 
 
 def test_every_folder_says_what_it_is() -> None:
-    folders = {path.parent for path in sources(*PRODUCT)}
+    folders = {path.parent for path in sources(*PRODUCT, "fakes")}
     assert sorted(str(f.relative_to(ROOT)) for f in folders if not (f / "README.md").is_file()) == []
 
 
 def test_class_names_are_unique() -> None:
-    """Each class name of the product is unique: a traceback, a log line or a search omits the module."""
+    """Each class name of the product, the demo and the fakes is unique: a traceback or a log line omits the module."""
     homes: dict[str, list[str]] = {}
-    for path in sources(*PRODUCT, "demo"):
+    for path in sources(*PRODUCT, "demo", "fakes"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
                 homes.setdefault(node.name, []).append(str(path.relative_to(ROOT)))

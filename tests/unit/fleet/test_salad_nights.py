@@ -11,7 +11,7 @@ import pytest
 
 from baton.contract.fleets.fleet import MachineState as State
 from fakes.salad.api import PUBLIC, FakeSalad
-from fakes.salad.cloud import Group
+from fakes.salad.cloud import FakeGroup
 from functions.fleet import lifecycle
 from functions.fleet.drivers.salad.driver import SaladDriver
 from functions.fleet.records import Machine
@@ -93,7 +93,7 @@ class SaladNight:
         (one,) = [one for one in self.night.machines() if not one.state.ended]
         return one
 
-    def group(self) -> Group:
+    def group(self) -> FakeGroup:
         return self.fake.group(self.machine().id)
 
     def end(self) -> list[Machine]:

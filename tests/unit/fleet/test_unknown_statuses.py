@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from baton.contract.fleets.fleet import MachineState as State
-from fakes.salad.cloud import Group
+from fakes.salad.cloud import FakeGroup
 from functions.fleet.drivers.protocol import Created
 from functions.fleet.drivers.vast.wire import Instance
 from functions.fleet.records import Sighting
@@ -28,7 +28,7 @@ def _vast(driven: Any, patch: pytest.MonkeyPatch) -> None:
 
 
 def _salad(driven: Any, patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Group, "status", property(lambda group: ODD))
+    patch.setattr(FakeGroup, "status", property(lambda group: ODD))
 
 
 def _salad_instance(driven: Any, patch: pytest.MonkeyPatch) -> None:
