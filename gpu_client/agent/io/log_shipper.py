@@ -52,12 +52,9 @@ class LogSpool:
     the spool returns an unacknowledged chunk again.
     """
 
-    def __init__(
-        self, max_bytes: int = SPOOL_BYTES, chunk_bytes: int = CHUNK_BYTES, chunk_lines: int = CHUNK_LINES
-    ) -> None:
+    def __init__(self, max_bytes: int = SPOOL_BYTES, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._max_bytes = max_bytes
         self._chunk_bytes = chunk_bytes
-        self._chunk_lines = chunk_lines
         self._lock = threading.Lock()
         self._sealed: deque[bytes] = deque()
         self._open = bytearray()
@@ -77,7 +74,7 @@ class LogSpool:
         """Add one line. Never waits for the consumer."""
         data = line.encode("utf-8", "replace") + b"\n"
         with self._lock:
-            full = self._open_lines >= self._chunk_lines or len(self._open) + len(data) > self._chunk_bytes
+            full = self._open_lines >= CHUNK_LINES or len(self._open) + len(data) > self._chunk_bytes
             if self._open and full:
                 self._seal()
             self._open += data

@@ -16,6 +16,8 @@ from gpu_client.elastic.engines.wire.mesh import Mesh
 from gpu_client.elastic.engines.wire.reduction import Reduction, Window
 from gpu_client.elastic.errors import GroupAbortedError, NotFiniteError
 
+SOCKETS = 2
+"""Connections for data in each direction between two members."""
 HOLD_S = 60.0
 """Time that a caller of a later epoch waits until this node opens the epoch."""
 
@@ -23,14 +25,12 @@ HOLD_S = 60.0
 class WireEngine:
     """Engine of one node. The owner of the node's listener passes connections that begin with HELLO to `greet`.
 
-    sockets: connections for data in each direction between two members. identity: None only for members that are all on
-    one machine.
+    identity: None only for members that are all on one machine.
     """
 
-    def __init__(self, identity: NodeIdentity | None, codec: Codec = CODECS[DEFAULT_CODEC], sockets: int = 2) -> None:
+    def __init__(self, identity: NodeIdentity | None, codec: Codec = CODECS[DEFAULT_CODEC]) -> None:
         self.dialer = Dialer(identity)
         self._codec = codec
-        self._sockets = sockets
         self._changed = threading.Condition()
         self._mesh: Mesh | None = None
         self._epoch = 0
@@ -45,7 +45,7 @@ class WireEngine:
 
     def open(self, group: EpochGroup, timeout_s: float) -> None:
         """Connect to all members. Raises PeerLostError, with the cause `stale_epoch` if a peer is in a later epoch."""
-        mesh = Mesh(group, self._sockets, self.dialer)
+        mesh = Mesh(group, SOCKETS, self.dialer)
         with self._changed:
             older, self._mesh, self._epoch, self._reductions = self._mesh, mesh, group.epoch, 0
             self._changed.notify_all()
