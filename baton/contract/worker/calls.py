@@ -196,7 +196,8 @@ class DeclaredArtifact(WireModel):
     """An output that the worker says is stored.
 
     The control plane compares `size_bytes` and `crc64nvme` with what the object store computed. `blake3` is the
-    worker's own statement, which each reader compares with the bytes that it gets.
+    worker's own statement, which each reader but the console compares with the received bytes; a download in the
+    console compares `crc64nvme`.
     Example: `{"path": "model.safetensors", "size_bytes": 1024, "crc64nvme": "UvieJR3alJI=",
     "blake3": "af1349b9f5f9a1a6a0404dea36dcc9499bcb25c9adc112b7cc9a93cae41f3262"}`
     """
