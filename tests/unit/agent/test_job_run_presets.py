@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import os
+import shutil
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ import pytest
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
 from gpu_client.agent.control import preset_monitor
 from gpu_client.agent.control.control_relay import UNSTEERED_AFTER_S, ControlRelay
+from gpu_client.agent.io import checkpoint_collector
 from tests.kits.clock import Clock
 from tests.unit.agent.agent_kit import make_answer
 from tests.unit.agent.job_kit import CLEAN, Stage, Trainer
@@ -87,6 +90,28 @@ def test_a_script_that_says_nothing_is_told_nothing_of(stage: Stage, monkeypatch
     stage.act = lambda trainer, looks: trainer.ends(CLEAN) if looks > 50 else None
     assert stage.run(control=NOTHING) is AttemptOutcome.COMPLETE
     assert told(stage) == []
+
+
+def test_checkpoints_that_a_script_deletes_too_soon_are_told_of(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preset_monitor, "TICK_S", 0.0)
+    for name in ("POLL_S", "HURRY_S"):
+        monkeypatch.setattr(checkpoint_collector, name, 0.0)
+
+    def act(trainer: Trainer, looks: int) -> None:
+        checkpoint, moment = trainer.directory / f"checkpoint-{looks // 10}", looks % 10
+        if looks < 30 and moment == 0:
+            checkpoint.mkdir()
+            (checkpoint / "model.bin").write_bytes(b"x")
+            os.mkfifo(checkpoint / "pipe")  # which no link can hold
+        elif looks < 30 and moment == 5 and checkpoint.exists():
+            shutil.rmtree(checkpoint)
+        elif looks > 50:
+            trainer.ends(CLEAN)
+
+    stage.act = act
+    assert stage.run(control=NOTHING) is AttemptOutcome.COMPLETE
+    assert stage.committed == []
+    assert [(kind, rule) for _, kind, rule, _ in told(stage)] == [("rule.fired", "preset-rotation")]
 
 
 def test_a_broken_preset_costs_an_attempt_nothing(stage: Stage, monkeypatch: pytest.MonkeyPatch) -> None:
