@@ -38,8 +38,10 @@ def completed(client: Original) -> str:
     return job_id
 
 
-def test_the_example_of_its_documentation_is_accepted(client: Original) -> None:
-    body = {**JOB_BODY, "class_prompt": None, "with_prior_preservation": True}
+@pytest.mark.parametrize("prompt", [{}, {"class_prompt": None}], ids=["left out", "null"])
+def test_the_example_of_its_documentation_is_accepted(client: Original, prompt: dict[str, Any]) -> None:
+    body = {name: value for name, value in JOB_BODY.items() if name != "class_prompt"}
+    body |= {**prompt, "with_prior_preservation": True}
     row = client.call("POST", "/job", body).ok()
     assert body.items() <= row.items()
     assert client.taken()["id"] == row["id"]
