@@ -33,7 +33,7 @@ FUNCTIONS = pytest.mark.parametrize("name", sorted(ACCESS))
 def configured() -> Json:
     """Synthesize one template with the settings that several tests compare with the default template."""
     settings = {"ready_shards": "4", "ring_sample_days": "30", "fleet_budget": '{"per_month_usd": 500}'}
-    return template_of(**settings, alarm_email="ops@example.com")
+    return template_of(**settings, original_progress_s="3600", alarm_email="ops@example.com")
 
 
 @pytest.fixture(scope="module")
@@ -238,6 +238,12 @@ def test_the_budget_of_all_fleets_reaches_their_functions(template: Json, config
         settings = ControlPlaneSettings.from_environment({"BATON_FLEET_BUDGET": given["BATON_FLEET_BUDGET"]})
         assert settings.fleet_budget == Budget(per_month_usd=500)
         assert "BATON_FLEET_BUDGET" not in functions(template)[name]["Environment"]["Variables"]
+
+
+def test_the_time_without_progress_is_the_stage_s(configured: Json) -> None:
+    for made in functions(configured).values():
+        variables = made["Environment"]["Variables"]
+        assert variables["BATON_ORIGINAL_PROGRESS_S"] == "3600"
 
 
 def test_a_disposable_stage_leaves_nothing_behind(disposable: Json) -> None:
