@@ -6,6 +6,8 @@ import json
 import logging
 import os
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,17 @@ from gpu_client.agent.workspace.arena import (
 )
 from gpu_client.agent.workspace.slots import Workspace
 
+ROOT = Path(__file__).parents[3]
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
+AGENT = """
+import sys
+from pathlib import Path
+from gpu_client.agent.workspace.slots import Workspace
+
+root, memory, job = sys.argv[1:]
+print(Workspace.open(Path(root), "a", Path(memory)).prepare(job, 1).arena, flush=True)
+sys.stdin.read()
+"""
 
 
 @pytest.fixture
@@ -108,19 +120,23 @@ def test_a_deep_tree_of_a_hostile_job_goes_too(tmp_path: Path, memory: Path, mon
 
 
 def test_an_agent_that_starts_removes_the_memory_of_dead_ones_in_other_workspaces(tmp_path: Path, memory: Path) -> None:
-    dead = Workspace.open(tmp_path / "one", "a", memory)
-    left = dead.prepare(JOB, 1).arena
-    assert left is not None
-    (left / "checkpoint").mkdir()
-    (left / "checkpoint" / "model.safetensors").write_bytes(b"x")
-    with Workspace.open(tmp_path / "two", "b", memory) as living:
-        assert left.exists(), "its agent lives"
-        kept = living.prepare(JOB, 1).arena
-        dead.close()  # what the kernel does for killed agents
-        with Workspace.open(tmp_path / "three", "c", memory):
-            assert list(memory.iterdir()) == [kept]
-        living.purge()
-        assert list(memory.iterdir()) == []
+    line = [sys.executable, "-c", AGENT, str(tmp_path / "one"), str(memory), JOB]
+    with subprocess.Popen(line, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        left = Path(agent.stdout.readline().strip())
+        assert left.parent == memory
+        (left / "checkpoint").mkdir()
+        (left / "checkpoint" / "model.safetensors").write_bytes(b"x")
+        with Workspace.open(tmp_path / "two", "b", memory) as living:
+            assert left.exists(), "its agent lives"
+            kept = living.prepare(JOB, 1).arena
+            agent.kill()
+            agent.wait(10)
+            assert left.exists(), "the dead remove nothing"
+            with Workspace.open(tmp_path / "three", "c", memory):
+                assert list(memory.iterdir()) == [kept]
+            living.purge()
+            assert list(memory.iterdir()) == []
 
 
 def test_memory_that_is_no_agents_stays(tmp_path: Path, memory: Path) -> None:
