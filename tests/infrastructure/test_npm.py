@@ -88,8 +88,11 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, registry: str) -> P
 def test_npm_takes_the_certificate_authorities_that_the_system_has(
     project: Path, authority: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A program of its own, since the import of `cdk` has set the variable of Node for this one."""
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
-    install_locked(project)
+    monkeypatch.delenv("NODE_USE_SYSTEM_CA", raising=False)
+    program = "import pathlib, sys, cdk.tool.npm; cdk.tool.npm.install_locked(pathlib.Path(sys.argv[1]))"
+    subprocess.run([sys.executable, "-c", program, project], cwd=ROOT, timeout=100, check=True)
     assert json.loads((project / "node_modules/hello/package.json").read_text())["version"] == "1.0.0"
 
 
