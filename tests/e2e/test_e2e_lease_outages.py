@@ -38,17 +38,19 @@ def probing_stack(api: FaultyProxy) -> Iterator[Stack]:
 
 
 @contextmanager
-def throttled(_stack: Stack, api: FaultyProxy) -> Iterator[None]:
-    with api.failing("", 429) as trouble:
-        yield
-        # The sweeper has run meanwhile, longer than a lease and its grace last.
-        assert trouble.met >= 16
+def throttled(api: FaultyProxy) -> Iterator[int]:
+    """Refuse every request; yields the number of sweeps to wait for."""
+    with api.failing("", 429):
+        # At two sweeps a second they last longer than a lease and its grace.
+        yield 16
 
 
 @contextmanager
-def frozen(stack: Stack, _api: FaultyProxy) -> Iterator[None]:
-    with stack.frozen():
-        yield
+def frozen(api: FaultyProxy) -> Iterator[int]:
+    """Hold every request; yields the number of sweeps to wait for."""
+    with api.holding(""):
+        # The time limit of the probe, 5 s, is the time between these sweeps.
+        yield 3
 
 
 @pytest.mark.parametrize("outage", [throttled, frozen], ids=lambda outage: outage.__name__)
@@ -56,7 +58,7 @@ def test_live_workers_keep_their_attempts(
     probing_stack: Stack,
     api: FaultyProxy,
     tmp_path: Path,
-    outage: Callable[[Stack, FaultyProxy], AbstractContextManager[None]],
+    outage: Callable[[FaultyProxy], AbstractContextManager[int]],
 ) -> None:
     """The trainers are the clock: 200 steps of 50 ms are three leases."""
     shop = Workshop(probing_stack, tmp_path)
@@ -73,9 +75,11 @@ def test_live_workers_keep_their_attempts(
         idle = shop.agent("idle", url=api.url)
         asked = len(api.requests("GET /work"))
         until(lambda: len(api.requests("GET /work")) >= asked + 2, what=f"a claim of {idle.pid}")
-        with outage(probing_stack, api):
+        probed = len(api.requests(PROBED_PATH))
+        with outage(api) as sweeps:
             gate.set(STEPS - 10)
             until(lambda: all(agent.last_step() >= 60 + 200 for agent in agents), what="trainings that go on")
+            until(lambda: len(api.requests(PROBED_PATH)) >= probed + sweeps, what="sweeps during the outage")
         until(lambda: all("control plane is back" in agent.log() for agent in agents), what="renewed leases")
         probes = len(api.requests(PROBED_PATH))
         until(lambda: len(api.requests(PROBED_PATH)) >= probes + 5, what="five sweeps")

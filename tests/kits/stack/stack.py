@@ -10,8 +10,8 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import BinaryIO, Self
@@ -90,16 +90,6 @@ class Stack(ControlPlane):
                 if connection.status == psutil.CONN_LISTEN:
                     return int(connection.laddr.port)
         raise AssertionError("no child of the stack listens")
-
-    @contextmanager
-    def frozen(self) -> Iterator[None]:
-        """Suspend the API and the sweeper inside the block; the stores run on."""
-        process = psutil.Process(self._process.pid)
-        process.suspend()
-        try:
-            yield
-        finally:
-            process.resume()
 
     def close(self) -> None:
         """Stop the stack and check that no process is left."""
