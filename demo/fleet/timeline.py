@@ -128,7 +128,7 @@ def cut(spans: Sequence[StateSpan], at: int, state: str, then: str) -> list[Stat
 
 
 def describe(event: FleetEventView, machine: str) -> str:
-    """Say an event of a fleet in a sentence. `machine`: how the demo calls the machine."""
+    """Describe a fleet event in one sentence. `machine`: display name of the machine."""
     words = WORDS.get(event.type.removeprefix("machine."), "{machine}: {type} {reason}")
     return words.format(machine=machine, reason=event.reason, usd=event.usd, type=event.type).rstrip()
 
@@ -142,7 +142,7 @@ def moment_of(at: int, job: JobView, attempts: Sequence[AttemptView]) -> JobMome
 
 
 def describe_job(before: JobMoment | None, now: JobMoment, machines: Mapping[int, str]) -> Iterator[str]:
-    """Say what has changed about the job. machines: how the demo calls the machine of each attempt."""
+    """Describe the changes of the job. machines: display name of the machine of each attempt."""
     if before is None:
         yield "the job waits for a machine"
         return
