@@ -89,7 +89,7 @@ def _job(axes: Axes, results: FleetResults) -> None:
         _bar(axes, 0, begin, end, BLUE)
         axes.annotate(span.state, ((begin + end) / 2, 0), color="white", ha="center", va="center", fontsize=10)
         if span.begin > results.lost.at:
-            text = f"waits; continues\nfrom step {results.resumed_step}"
+            text = f"resumes at\nstep {results.resumed_step}"
             axes.annotate(text, (begin, 0), xytext=(-6, 0), color=BLUE, ha="right", va="center", **NOTE)
     for at, step in results.history.checkpoints():
         minute, top = results.minutes(at), -HEIGHT / 2
