@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from time import time
 from uuid import uuid4
 
 import pytest
 from playwright.sync_api import expect
 
+from functions.storage.dynamodb.webhooks import DynamoWebhookStore
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import ApiError
 from tests.e2e.console.desk import Desk
@@ -80,7 +82,6 @@ def test_a_webhook_shows_its_deliveries_and_replays_them(reader: Desk, scene: Sc
     page = reader.visit("/webhooks")
     page.get_by_role("button", name="New webhook").click()
     dialog = page.get_by_role("dialog")
-    # Nothing answers there: each delivery fails, and says why.
     address = f"https://hooks.invalid/{uuid4().hex[:8]}"
     dialog.get_by_label("Address").fill(address)
     # A webhook that a job names receives the events at once, and no events of other jobs.
@@ -88,15 +89,28 @@ def test_a_webhook_shows_its_deliveries_and_replays_them(reader: Desk, scene: Sc
     dialog.get_by_role("button", name="Create webhook").click()
     page.get_by_role("dialog", name="Secret of the webhook").get_by_role("button", name="I have stored it").click()
     hook = next(one for one in stack.client.list_webhooks() if one.url == address)
+    # The address became one of a private network: each delivery fails at once and for good, and says why.
+    webhooks = DynamoWebhookStore(stack.tables, stack.prefix)
+    stored = webhooks.get("default", hook.id)
+    assert stored is not None
+    address = address.replace("hooks.invalid", "10.0.0.1")
+    webhooks.put(stored.model_copy(update={"url": address}))
     job_id = scene.submit("delivered", webhook=hook.id)
-    until(lambda: stack.client.deliveries(hook.id).deliveries, what="a delivery")
+    (first,) = until(lambda: stack.client.deliveries(hook.id).deliveries, what="a delivery")
     card = page.locator("section").filter(has_text=address)
     card.get_by_role("button", name="Deliveries").click()
     expect(card.get_by_role("table")).to_contain_text("job.submitted")
     reader.examine(page)
+    until(lambda: time() >= first.last_at + 1, what="a second in which a delivery has another time")
     card.get_by_role("button", name=f"Replay {job_id}").click()
     page.get_by_role("dialog").get_by_role("button", name="Replay").click()
     expect(page.get_by_text(f"1 event of job {job_id[:8]} queued again.")).to_be_visible()
+
+    def delivered_again() -> bool:
+        (again,) = stack.client.deliveries(hook.id).deliveries
+        return (again.event_id, again.attempts) == (first.event_id, 1) and again.last_at > first.last_at
+
+    until(delivered_again, what="the delivery of the replay")
     page.get_by_role("button", name=f"Delete {address}").click()
     page.get_by_role("dialog").get_by_role("button", name="Delete").click()
     expect(card).to_have_count(0)
