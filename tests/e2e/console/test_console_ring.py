@@ -47,6 +47,7 @@ def test_the_list_tells_fill_and_life_and_the_page_tells_rates_and_processes(
         expect(page.get_by_role("heading", name=name)).to_be_visible()
         expect(fact(page, "Fill")).to_contain_text("20 of 40")
         expect(fact(page, "Read")).to_contain_text("40 so far")
+        expect(fact(page, "Age of samples")).to_have_text(re.compile(r"^Age of samples\d+ (s|min)"))
         expect(page.get_by_role("table", name="Writers")).to_contain_text("gen-a")
         expect(page.get_by_role("table", name="Readers")).to_contain_text("train-0")
         expect(page.get_by_text("No side has to wait")).to_be_visible()
