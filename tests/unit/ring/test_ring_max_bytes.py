@@ -39,11 +39,12 @@ class Watched(MemoryStore):
 
     def __init__(self) -> None:
         super().__init__()
-        self.most_bytes = 0
+        self.most_bytes = self.most_samples = 0
 
     def _put(self, key: str, data: bytes) -> None:
         super()._put(key, data)
         self.most_bytes = max(self.most_bytes, sum(map(len, self._objects.values())))
+        self.most_samples = max(self.most_samples, sum(key.startswith(SAMPLES) for key in self._objects))
 
 
 class Scene:
@@ -157,6 +158,31 @@ def test_what_the_killed_leave_counts_until_it_is_removed(dies_after: int, done_
     assert len(scene.store.keys(SAMPLES)) == 10, "what the ring lists, and no orphan"
     measure_storage(scene.ring)
     assert decode_record(scene.store.record(ROOM))["writers"] == {}, "no grant of the dead is left"
+
+
+@pytest.mark.parametrize("mode", ["rolling", "generation"])
+def test_without_it_the_sum_of_the_documentation_is_a_bound(mode: str) -> None:
+    """The parts are those of docs/ring.md, for a writer with killed predecessors and no reader."""
+    cap, retain, put_every_s, kill_every = 10, 3, 0.05, 60
+    scene = Scene(settings(cap, mode=mode, retain=retain, max_ahead=cap, max_bytes=None))
+    for number in range(20):
+        mortal = MortalStore(scene.store)
+        writer = scene.writer(f"w{number}", mortal)
+        for count in range(kill_every):
+            writer.put(SAMPLE)
+            scene.clock.advance(put_every_s)
+            if count % 4 == 3:
+                scene.waited(TURN_S)
+        scene.renewed.clear()
+        mortal.dies_after, mortal.done_first = number % 4, True
+        with pytest.raises(Died):
+            for _ in range(4):
+                writer.put(SAMPLE)
+    put_per_s = 4 / (4 * put_every_s + TURN_S)
+    killed_in_two_leases = int(2 * LEASE_S * put_per_s / kill_every) + 1
+    replaced, uncollected = (retain - 1) * cap, int(LEASE_S / 6 * put_per_s) + 1
+    most = cap + replaced + uncollected + 2 * cap + killed_in_two_leases
+    assert most / 2 < scene.store.most_samples <= most
 
 
 def test_two_that_measure_at_once_forget_no_grant() -> None:
