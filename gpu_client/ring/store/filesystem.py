@@ -27,6 +27,7 @@ import xxhash
 from gpu_client.ring.errors import RingMismatch, RingMissing, StoreFull
 from gpu_client.ring.format.objects import EncodedObject
 from gpu_client.ring.format.records import Versioned
+from gpu_client.transport.net.files import sync_directory
 
 _FIXED = 0x10
 """MAP_FIXED on Linux, macOS and the BSDs."""
@@ -142,7 +143,7 @@ class DirectoryStore:
         try:
             # Another process may have made the directory and its parents a moment ago, without a flush.
             for directory in (self._root.absolute(), *self._root.absolute().parents):
-                _sync_directory(str(directory))
+                sync_directory(directory)
                 if os.path.ismount(directory):
                     break
         except PermissionError:
@@ -234,7 +235,7 @@ class DirectoryStore:
         """Implement the protocol."""
         if self._syncs and keys:
             # Another process may have swapped the pointer, which made these keys garbage, without a flush yet.
-            _sync_directory(str(self._root))
+            sync_directory(self._root)
         for key in keys:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self._path + key)  # noqa: PTH108 - see `_path`
@@ -352,9 +353,9 @@ class DirectoryStore:
             above = Path(directory)
             while above != self._root:
                 above = above.parent
-                _sync_directory(str(above))
+                sync_directory(above)
             self._synced_directories.add(directory)
-        _sync_directory(directory)
+        sync_directory(Path(directory))
 
     def _rename_into_place(self, temporary: str, path: Path) -> bool:
         """Create without links: rename under the lock."""
@@ -398,15 +399,6 @@ def _read_all(fd: int) -> bytes:
     while piece := os.read(fd, _RECORD_BYTES):
         pieces.append(piece)
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
-
-
-def _sync_directory(path: str) -> None:
-    """Flush the entries of a directory to the disk."""
-    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def _is_same_file(path: Path, other: Path) -> bool:
