@@ -11,9 +11,8 @@ import threading
 from itertools import count
 from pathlib import Path
 
+from baton import RingWriter, open_ring
 from demo.ring.shapes import render
-from gpu_client.ring.core.ring import open_ring
-from gpu_client.ring.generating.writer import RingWriter
 
 
 def main(place: str, number: str, start: str, file: str) -> None:

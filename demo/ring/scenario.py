@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
+from baton import RingReader, RingSettings, make_ring
 from demo.failure import DemoError
 from demo.ring.generators import Generators, plan
 from demo.ring.results import Proof, RingResults, RingState, Training, read_training
@@ -16,9 +17,7 @@ from demo.ring.train import GENERATORS
 from demo.runner import Stage
 from demo.screen import Phase
 from gpu_client.ring.core.repair import verify_objects
-from gpu_client.ring.core.ring import Ring, make_ring
-from gpu_client.ring.reading.reader import RingReader
-from gpu_client.ring.settings import RingSettings
+from gpu_client.ring.core.ring import Ring
 from gpu_client.ring.tools.status import read_status
 
 SECONDS = 30.0

@@ -20,8 +20,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
+from baton import RingLoader
 from demo.ring.shapes import NAMES, NICE, held_out, render
-from gpu_client.ring.reading.loader import RingLoader
 
 GENERATORS = 4
 BATCH_SIZE = 32

@@ -17,8 +17,7 @@ from safetensors.torch import save_file
 from torch import nn
 from torch.nn import functional
 
-from baton import BatchSampler, Session
-from gpu_client.controller.learning_rate import LearningRate
+from baton import BatchSampler, LearningRate, Session
 from gpu_client.training.digits import make_model, read_digits
 
 DAMAGE = 255
