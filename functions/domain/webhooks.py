@@ -153,7 +153,7 @@ def parse_target(url: str, test_origin: str | None = None) -> WebhookTarget:
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     secure = parts.scheme == "https"
     if not trusted and (host == "localhost" or host.endswith((".localhost", ".local", ".internal"))):
-        raise _refused(f"leads to {host}, which is nobody's but ours")
+        raise _refused(f"leads to {host}, a host of the control plane's network")
     if not trusted:
         _check_host(host)
     return WebhookTarget(host, port or (443 if secure else 80), path, secure, trusted)

@@ -40,7 +40,7 @@ COST_STORED_EVERY_S = 300
 RESERVED_AT_LEAST_S = 1800
 """Remaining time of a reservation below which each tick stores the machine, so that an extension comes in time."""
 SMALLEST_USD = 1e-6
-"""Difference in USD that nobody sees."""
+"""Smallest difference in USD that a comparison of amounts counts."""
 LONGEST_REASON = 500
 """Characters of a reason; a provider's text of any length would make the record too large to store."""
 SILENCE_S = 900
@@ -239,7 +239,7 @@ def _accrue(machine: Machine, earlier_price: float, now: int) -> Machine:
     if elapsed_s <= 0:
         return machine
     if elapsed_s > COST_STORED_EVERY_S + TICK_S:
-        # Ticks are missing, therefore nobody knows since when the new price holds.
+        # Ticks are missing, therefore the start of the new price is unknown.
         earlier_price = max(earlier_price, machine.usd_per_hour)
     recent_s = min(elapsed_s, TICK_S)
     usd = (recent_s * machine.usd_per_hour + (elapsed_s - recent_s) * earlier_price) / 3600
@@ -341,7 +341,7 @@ def _limit(machine: Machine, sightings: Sequence[Sighting], idle_timeout_s: int 
 
 
 def mark_overdue(machine: Machine, now: int) -> Machine:
-    """Return the machine with the note that its stay in its state was told as too long; unchanged for no such stay."""
+    """Mark a machine as reported overdue; return a machine that is not overdue unchanged."""
     if machine.state not in OVERDUE or now < machine.since + OVERDUE_S or machine.told_since == machine.since:
         return machine
     return machine.model_copy(update={"told_since": machine.since})

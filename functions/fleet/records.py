@@ -167,7 +167,7 @@ class Machine(Record):
     destroy_at: int | None = None
     """Time of the last destroy call."""
     told_since: int | None = None
-    """Begin of the stay in a state that was told as overdue; None before any was."""
+    """Start time of the state that was last reported overdue; None before the first report."""
 
     @property
     def provider(self) -> str:

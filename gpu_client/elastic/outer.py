@@ -173,7 +173,7 @@ class ElasticOuter:
             self._replica,
             clock=time.monotonic,
             timing=node.timing,
-            tell=self._tell,
+            tell=self._report_incident,
             traffic=lambda: node.engine.traffic.sent_bytes,
             observer=self._observer,
         )
@@ -282,7 +282,7 @@ class ElasticOuter:
         self._note_round(self._stepped_at)
 
     def limit_steps(self, steps: float, rounds: int) -> None:
-        """Wait for rounds rather than use up the steps of later rounds.
+        """Make steps wait for due rounds, so that the remaining steps suffice for all rounds.
 
         steps: number of steps that the loop can still make. rounds: number of the last round.
         """
@@ -324,7 +324,7 @@ class ElasticOuter:
             if contribution.is_refused:
                 self._parameters.forget_moments(self._optimizer)
                 message = "the delta of this node has NaN or infinity; the node goes on from the outer parameters"
-                self._tell(ElasticEvent("delta_refused", self._replica.state.round, message))
+                self._report_incident(ElasticEvent("delta_refused", self._replica.state.round, message))
         return contribution
 
     def _wait(self, done: Callable[[], bool]) -> None:
@@ -490,7 +490,7 @@ class ElasticOuter:
             self._replica.data = DataProgress.model_validate_json(data["trained"])
             self._progress.data = DataProgress.model_validate_json(data["pending"])
 
-    def _tell(self, event: ElasticEvent) -> None:
+    def _report_incident(self, event: ElasticEvent) -> None:
         log.info("round %d: %s: %s", event.round, event.kind, event.message)
         if self._on_event is not None:
             self._on_event(event)

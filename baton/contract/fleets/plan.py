@@ -168,7 +168,7 @@ class FleetPlan(AnswerModel):
     start: int
     """Machines that the next tick would start."""
     why: str
-    """Why not more."""
+    """Reason that the next tick starts no further machine."""
     waits: str = ""
     """Why the last tick did not start a machine that the stored fleet of this name lacks; empty if it lacks none."""
     alive: int

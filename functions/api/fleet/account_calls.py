@@ -142,7 +142,7 @@ def _recorded_machines(context: Context, provider: str) -> set[str]:
         else:
             found |= {one.id for one in machines if one.provider == provider and one.billed}
     if damaged:
-        raise Refusal(ErrorCode.CONFLICT, f"{damaged[0]}; nobody can tell whether its machines are at {provider}.")
+        raise Refusal(ErrorCode.CONFLICT, f"{damaged[0]}; the provider {provider} may have machines of that record.")
     return found
 
 

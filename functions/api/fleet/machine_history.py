@@ -45,7 +45,7 @@ def machine_history(context: Context, call: ApiCall) -> MachineHistory:
     since = now - max(1, round(query.hours * 3600))
     events = [one for _, one in store.history(call.tenant, name, since=since, limit=MAX_EVENTS + 1)]
     if len(events) > MAX_EVENTS:
-        # The query begins with the oldest events, and the newest ones tell the present.
+        # The query starts at the oldest event, and only the newest events show the present.
         events = [*reversed(store.events(call.tenant, name, limit=MAX_EVENTS))]
         since = min(events[0].at, now - 1)
     alive = [one for one in store.machines(call.tenant, name) if not one.state.ended]

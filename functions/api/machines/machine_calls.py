@@ -253,7 +253,7 @@ def heartbeat(context: Context, call: ApiCall) -> MachineOrders:
     """Take a sign of life of a machine's worker and the job that the worker holds; answer with orders."""
     body: MachineHeartbeat = call.body
     machine, now = _require_machine(context, call), fleet_time(context, call)
-    job_id = _held(context, machine, body.job_id)
+    job_id = _verify_job(context, machine, body.job_id)
     steps = _steps(machine, job_id, now)
     unseen_s = now - (machine.seen_at or 0)
     if steps or job_id != machine.job_id or unseen_s >= SEEN_EVERY_S:
@@ -269,7 +269,7 @@ def heartbeat(context: Context, call: ApiCall) -> MachineOrders:
     )
 
 
-def _held(context: Context, machine: Machine, job_id: str | None) -> str | None:
+def _verify_job(context: Context, machine: Machine, job_id: str | None) -> str | None:
     """Return the job that the worker names if the machine holds the job's lease; None otherwise.
 
     The lease is read only when the job changes. The read is consistent, because a draining machine that seems to hold

@@ -252,7 +252,7 @@ class RuleActionExecutor:
 
     def _require_going_on(self) -> None:
         if self._end is not None:
-            raise NotDoneError("another rule, or another action of this one, moves the job already")
+            raise NotDoneError("another action ends the attempt already")
 
     def _move(self, decide_scaling: Callable[[EndedBy], tuple[Transaction, str]], verdict: Verdict) -> str:
         self._require_going_on()

@@ -185,7 +185,7 @@ def remove_job(
         return None
     if not _goes_on(job):
         # The job was paused after the decision; the job stays paused.
-        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} has been paused meanwhile: it is left as it is.")
+        raise Refusal(ErrorCode.ILLEGAL_TRANSITION, f"Job {job.id} is paused; scale leaves paused jobs unchanged.")
     message = f"rule {order.rule} of job {by_job} takes it out of group {order.group}"
     if job.state is not JobState.RUNNING or job.spec.nodes is not None:
         return _canceled(job, message, order, by_job=by_job, now=now)

@@ -152,7 +152,7 @@ def _must_end(job: Job, seat: Job) -> bool:
 
 
 def _follow_job(job: Job, place: int, seat: Job, attempts: Attempts, now: int) -> Transaction | None:
-    """Return the write by which a seat ends, pauses or resumes as the job does; None if the seat does so already."""
+    """Return the write that ends, pauses or resumes a seat as its job requires; None for no change."""
     if _must_end(job, seat):
         attempt = attempts.get((place, seat.epoch))
         if seat.state is JobState.RUNNING and attempt is None:
@@ -167,7 +167,7 @@ def _follow_job(job: Job, place: int, seat: Job, attempts: Attempts, now: int) -
 
 
 def _follow_seats(job: Job, seats: Seats, attempts: Attempts, now: int) -> Transaction | None:
-    """Return the write by which the job follows its seats; None if the job does so already."""
+    """Return the write that updates the job from its seats; None for no change."""
     updates, events = _record_attempts(job, seats, attempts)
     updates |= _sum_up(job, seats)
     if job.state.terminal:

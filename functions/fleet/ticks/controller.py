@@ -227,7 +227,7 @@ class Reconciliation:
             read_usd = sum(map(reserved_usd, found.values()))
             self._tick.unread_usd = max(0.0, self._tick.spending.reserved_usd - read_usd)
         for one in damaged:
-            # Without its records nobody can tell what a fleet spent, therefore its machines stay as they are.
+            # The spending of a fleet without readable records is unknown, therefore its machines stay.
             self._tick.fail(f"{one}; nobody looks after its machines until the record is mended")
         return found
 

@@ -140,7 +140,7 @@ class MachineStarter:
         if not urgent and not later:
             return None
         ranked, problems = self.quote(fleet, waiting, group)
-        if held := self._hold(fleet, group, others, waiting, ranked):
+        if held := self._exclude_unaffordable(fleet, group, others, waiting, ranked):
             wanted, why = held
             problems = [f"{wanted.held}: {why}" if why else wanted.held, *problems]
             missing = lacks(wanted.first) or lacks(wanted.jobs)
@@ -152,7 +152,7 @@ class MachineStarter:
                 return "; ".join(dict.fromkeys([*problems, *told]))
         return "; ".join(problems) if held else ""
 
-    def _hold(
+    def _exclude_unaffordable(
         self,
         fleet: StoredFleet,
         group: Sequence[Machine],
@@ -179,7 +179,7 @@ class MachineStarter:
         return wanted, found.why
 
     def _give_back_avoided(self, fleet: StoredFleet, group: list[Machine]) -> None:
-        """Give back a free machine that every waiting job avoids: it takes the place of one that could run them.
+        """Release a free machine that every waiting job avoids, because the machine occupies a place of the fleet.
 
         The time until which a job avoids a machine is of the server's clock, and does not count here.
         """
@@ -240,7 +240,7 @@ class MachineStarter:
     def _start_one(
         self, fleet: StoredFleet, group: list[Machine], ranked: Sequence[RankedOffer], taken: set[tuple[str, str]]
     ) -> str:
-        """Start one machine on the first offer that its provider does not refuse; return why there is none.
+        """Start one machine on the first offer that its provider accepts; return the reason if no machine starts.
 
         An offer that cannot be taken now never hides the offers behind it: another provider or market may serve.
         """
@@ -288,7 +288,7 @@ class MachineStarter:
     def _find_shortage(
         self, fleet: StoredFleet, group: Sequence[Machine], offer: Offer
     ) -> tuple[float, str, Bound] | None:
-        """Return the reservation in USD that the offer needs, and how which bound falls short; None if none does."""
+        """Return the reservation in USD, the shortage as text, and the bound; None if the money suffices."""
         bound, room = self._tick.tightest(fleet, self._tick.ledger(fleet), group)
         need = need_usd(offer.usd_per_hour, offer.boot_s)
         if need <= room:

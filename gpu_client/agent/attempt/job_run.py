@@ -139,7 +139,7 @@ class JobRun:
             self._ended.set()
             self._keeper.close()
         if item.world is not None and self._lost is not None:
-            self._tell_last_decisions()
+            self._send_last_decisions()
         self._workspace.clear_state()
         logger.info("job %s, attempt %d: %s", item.id, item.epoch, outcome)
         self._workspace.purge(
@@ -439,7 +439,7 @@ class JobRun:
             return self._loss_outcome()
         return outcome
 
-    def _tell_last_decisions(self) -> None:
+    def _send_last_decisions(self) -> None:
         """Report the decisions that no heartbeat has carried: another node may have ended the job before this node."""
         # No later call repeats this one, therefore the call has more time than a heartbeat.
         client = self._client.within(HURRIED_BUDGET_S if self._stop.is_set() else CALL_BUDGET_S)

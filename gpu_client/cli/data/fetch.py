@@ -117,7 +117,7 @@ class _CheckpointReader:
         return self._client.blob_urls(job_id, step, blake3)
 
     def report_damaged(self, job_id: str, step: int, lease_token: str, *, epoch: int, message: str) -> None:
-        """Tell the user of the damage."""
+        """Raise CliError with the damaged step and the remedy."""
         raise CliError(
             f"the checkpoint of step {step} is damaged: {message}",
             f"Choose another step: baton show {job_id[:SHOWN_ID_CHARACTERS]}",

@@ -338,10 +338,10 @@ def submit(
         else:
             session.output.raw(submitted.id)
             if job.rent is not None:
-                _tell_rent(session, client, job, fleet_of(submitted.id))
+                _print_rent(session, client, job, fleet_of(submitted.id))
 
 
-def _tell_rent(session: CliSession, client: BatonClient, job: JobSubmit, name: str) -> None:
+def _print_rent(session: CliSession, client: BatonClient, job: JobSubmit, name: str) -> None:
     """Print on standard error what the job rents and at which price, or why nothing can be rented now."""
     try:
         # The job of the request stands for the stored one, which the index of waiting jobs may not list yet.

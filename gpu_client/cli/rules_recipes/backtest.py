@@ -48,19 +48,24 @@ def backtest(
     file: Annotated[Path, typer.Argument(metavar="RULES", help="Rules: YAML or JSON.", show_default=False)],
     *,
     jobs: Annotated[
-        list[str] | None, typer.Option("--job", metavar="ID", help="What this job reported; may be repeated.")
+        list[str] | None, typer.Option("--job", metavar="ID", help="Job whose reports are replayed; repeatable.")
     ] = None,
     tables: Annotated[
-        list[Path] | None, typer.Option("--csv", metavar="FILE", help="A table: step, perhaps time, metrics.")
+        list[Path] | None,
+        typer.Option("--csv", metavar="FILE", help="CSV file: columns step, time (optional), metrics; repeatable."),
     ] = None,
     documents: Annotated[
-        list[Path] | None, typer.Option("--jsonl", metavar="FILE", help="An object a line; or a trainer_state.json.")
+        list[Path] | None,
+        typer.Option(
+            "--jsonl", metavar="FILE", help="JSON Lines file, a report a line; or a trainer_state.json; repeatable."
+        ),
     ] = None,
     goal: Annotated[
-        str | None, typer.Option(metavar="METRIC[:min|max]", help="What was to get better; default: the loss.")
+        str | None,
+        typer.Option(metavar="METRIC[:min|max]", help="Goal of the verdicts; default: the job's goal, or the loss."),
     ] = None,
     gpus: Annotated[
-        float | None, typer.Option(min=0, help="How many GPUs a run kept busy; default: what its job asks for, or 1.")
+        float | None, typer.Option(min=0, help="GPUs per run; default: the GPUs that the job requires, or 1.")
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -105,7 +105,7 @@ class MachineOuter:
         return (position, offset) if position >= 0 else None
 
     def limit_steps(self, steps: float, rounds: int) -> None:
-        """Wait for rounds rather than use up the steps of later rounds."""
+        """Make steps wait for due rounds, so that the remaining steps suffice for all rounds."""
         if self._leader is not None:
             self._leader.limit_steps(steps, rounds)
 

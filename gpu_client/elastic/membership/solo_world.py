@@ -46,7 +46,7 @@ class SoloWorld:
         return self.view()
 
     def report(self, report: WorldReport) -> WorldView:
-        """Return the world; nobody reads reports of a script that runs alone."""
+        """Discard the report; return the world of the single node."""
         return self.view()
 
     def lease(self, request: DataRequest) -> DataGrant:

@@ -125,7 +125,7 @@ class EpochProtocol:
                 if not self._is_cut_off:
                     self.tell("world_unavailable", str(error))
                 self._is_cut_off = True
-                yield from self._stand_by()
+                yield from self._pause_apart()
                 view = None
             except (WorldChangedError, NotAMemberError, NoMajorityError):
                 refused_epoch = view.epoch if view else -1
@@ -134,8 +134,8 @@ class EpochProtocol:
     def _find(self, nodes: Sequence[NodeView]) -> NodeView | None:
         return next((one for one in nodes if one.node == self.node), None)
 
-    def _stand_by(self) -> Steps[None]:
-        """Pause, and let the main thread train instead of waiting for a round."""
+    def _pause_apart(self) -> Steps[None]:
+        """Release the main thread from waiting for a round, and sleep one retry interval."""
         self._progress.notify(is_apart=True)
         yield Sleep(self._timing.retry_s)
 
@@ -155,7 +155,7 @@ class EpochProtocol:
         is_retry = self._refusals % REFUSALS_BEFORE_RETRY == REFUSALS_BEFORE_RETRY - 1
         if not lost and not is_retry:
             self._refusals += 1
-            yield from self._stand_by()
+            yield from self._pause_apart()
             return (yield from self._call(ReadWorld()))
         excluded = {} if is_retry else lost
         members = [one for one in view.members if one.node not in excluded]
@@ -164,7 +164,7 @@ class EpochProtocol:
         except NoMajorityError as error:
             self._refusals += 1
             self.tell("no_majority", str(error))
-            yield from self._stand_by()
+            yield from self._pause_apart()
             raise
 
     def _propose(self, view: WorldView, members: Sequence[NodeView], lost: Sequence[LostNode] = ()) -> EpochProposal:

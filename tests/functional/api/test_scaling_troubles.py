@@ -151,7 +151,7 @@ def test_who_has_been_paused_meanwhile_is_left_as_he_is(
     assert api.get(f"/job/{job_id}/commands").ok()["commands"] == []
     assert told(api, held.id)[-1] == (
         "action.failed",
-        f"group 'generators': Job {job_id} has been paused meanwhile: it is left as it is.",
+        f"group 'generators': Job {job_id} is paused; scale leaves paused jobs unchanged.",
     )
     rule_state, record = api.context.jobs.read(RuleStateRecord, held.id), api.context.jobs.scaling("acme", "generators")
     assert rule_state is not None and rule_state.orders == []

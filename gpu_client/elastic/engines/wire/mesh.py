@@ -247,7 +247,7 @@ class Mesh:
             return
         self.fail(GroupAbortedError("the group is closed"))
         if goodbye:
-            self._say_goodbye()
+            self._send_goodbye()
         for link in self.links.values():
             for queue in (link.control, *[link.data] * self._lanes):
                 queue.put(Outgoing((), None))
@@ -259,7 +259,7 @@ class Mesh:
         for thread in self._threads:
             thread.join()
 
-    def _say_goodbye(self) -> None:
+    def _send_goodbye(self) -> None:
         said: list[threading.Event] = []
         flush_s = 0.0
         for link in self.links.values():
