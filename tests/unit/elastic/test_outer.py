@@ -62,6 +62,14 @@ def test_blocking_rounds_equal_plain_diloco_bit_for_bit(count: int) -> None:
         run_together(*[one.outer.leave for one in nodes])
 
 
+def test_a_round_is_due_after_round_s_whatever_the_number_of_steps() -> None:
+    with ThreadedCluster() as one, ThreadedCluster() as other:
+        timed, counted = one.add(inner_steps=10**6, round_s=0.05), other.add(inner_steps=10**6)
+        soon(lambda: timed.train(1) or timed.outer.round >= 2)
+        counted.train(timed.steps)
+        assert counted.outer.round == 0
+
+
 def test_nodes_that_begin_with_other_weights_take_the_weights_of_the_first_member() -> None:
     with ThreadedCluster(2) as cluster:
         nodes = [cluster.add(seed=seat) for seat in range(2)]
