@@ -37,6 +37,7 @@ def trained(stack: Stack) -> str:
     second.train(41, 90, 200)
     second.commit(80, 10_000, loss=2.5)
     second.store_picture(80, 0)
+    second.store_picture(80, 1)
     second.send([HOSTILE, "\x1b[31mred\x1b[0m"])
     return job_id
 
@@ -304,6 +305,7 @@ def test_pictures_by_step(reader: Desk, trained: str) -> None:
     newest = page.get_by_role("img", name="validation/step-000080-0.png, step 80")
     expect(newest).to_be_visible()
     assert newest.evaluate("(image) => image.decode().then(() => image.naturalWidth)") == 96
+    expect(page.get_by_role("img", name="validation/step-000080-1.png, step 80")).to_be_visible()
     page.get_by_role("slider", name="Step").press("ArrowLeft")
     expect(page.get_by_role("img", name="validation/step-000020-0.png, step 20")).to_be_visible()
 
