@@ -94,7 +94,13 @@ def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
     for name, data in images.items():
         assert client.upload("training-data", name, data) == 200
     job = client.submit(
-        {"instance_prompt": "dog", "instance_data_prefix": prefix, "max_train_steps": STEPS, "checkpointing_steps": 10}
+        {
+            "instance_prompt": "dog",
+            "instance_data_prefix": prefix,
+            "with_prior_preservation": True,  # without a class_prompt, as in its documentation
+            "max_train_steps": STEPS,
+            "checkpointing_steps": 10,
+        }
     )
     gate = Gate(tmp_path / "gate", 10)
     first = second = OriginalWorker(url, key, tmp_path / "w1", gate)
