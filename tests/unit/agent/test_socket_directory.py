@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -22,10 +23,12 @@ os.kill(os.getpid(), signal.SIGKILL)
 
 
 @pytest.fixture(autouse=True)
-def parent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setenv("TMPDIR", str(tmp_path))
-    return tmp_path
+def parent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    # The path of pytest's directory can be too long for a socket, and then the product chooses another parent.
+    with tempfile.TemporaryDirectory(prefix="agents-") as path:
+        monkeypatch.setattr(tempfile, "tempdir", path)
+        monkeypatch.setenv("TMPDIR", path)
+        yield Path(path)
 
 
 def test_a_directory_is_private_and_removed_with_its_contents(parent: Path) -> None:
