@@ -81,6 +81,8 @@ def test_an_exclusion_says_its_effect_first(reader: Desk, work: WorldWork) -> No
     dialog.get_by_role("button", name="Exclude").click()
     expect(page.get_by_text(f"Epoch 3 begins without node {leave}.")).to_be_visible()
     expect(fact(page, "Quorum")).to_contain_text("1 of 1 answer")
+    # A poll of the events that began before the exclusion shows the exclusion with the next poll, after half a minute.
+    reader.come_back(page)
     expect(page.get_by_role("region", name="Members")).to_contain_text(f"Node {leave} (excluded by an operator) is out")
     world = work.scene.stack.client.world(work.job)
     assert (world.epoch, [one.seat for one in world.members]) == (3, [stay])
