@@ -164,7 +164,7 @@ def test_a_job_gets_a_machine_and_nothing_is_left_but_the_receipt(rental: Rental
     assert machine.reason == "no job for idle_timeout_s"
     (attempt,) = rental.attempts(job_id)
     assert attempt.machine_id == machine.id and attempt.ended_at and attempt.price_usd_per_hour
-    # As the console counts.
+    # The console computes the cost of an attempt in this way, from the hours of the server.
     usd = (attempt.ended_at - attempt.started_at) / 3600 * attempt.price_usd_per_hour
     assert usd == pytest.approx(rental.client.job_machines(job_id).usd, abs=1e-5)
     assert stack.artifact(job_id, "model.safetensors")

@@ -1,4 +1,4 @@
-"""One sentence tells why a job waits."""
+"""Test the sentence that tells why a job waits."""
 
 from __future__ import annotations
 
