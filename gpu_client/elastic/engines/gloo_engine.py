@@ -126,7 +126,7 @@ class GlooEngine:
         except RuntimeError as error:
             raise PeerLostError([group.peers[0].node], "refused", str(error)) from error
         store = dist.PrefixStore(f"epoch/{group.epoch}", client)
-        absent = _call_roll(group, store, "open", deadline - time.monotonic())
+        absent, _ = _call_roll(group, store, "open", deadline - time.monotonic(), "here")
         if absent:
             raise PeerLostError(absent, "silent", "the members did not come to the rendezvous")
         options = dist.ProcessGroupGloo._Options()
@@ -204,10 +204,11 @@ class GlooEngine:
         if store is None:
             return PeerLostError([], cause, str(error))
         try:
-            absent = _call_roll(group, store, "failure", min(timeout_s, ROLL_CALL_S))
+            absent, causes = _call_roll(group, store, "failure", min(timeout_s, ROLL_CALL_S), cause)
         except RuntimeError:
-            absent = [group.peers[0].node]
-        return PeerLostError(absent, cause, str(error))
+            absent, causes = [group.peers[0].node], {cause}
+        # A member whose operation timed out closes its connections, which resets the operations of other survivors.
+        return PeerLostError(absent, "silent" if "silent" in causes else cause, str(error))
 
     @staticmethod
     def _settle(settle: Callable[[Any], None], outcome: Any) -> None:
@@ -215,15 +216,19 @@ class GlooEngine:
             settle(outcome)
 
 
-def _call_roll(group: EpochGroup, store: Any, occasion: str, timeout_s: float) -> list[str]:
-    """Wait for the answers of all members, and return the nodes of absent members."""
+def _call_roll(
+    group: EpochGroup, store: Any, occasion: str, timeout_s: float, answer: str
+) -> tuple[list[str], set[str]]:
+    """Answer, wait for the answers of all members, and return the nodes of absent members and the answers."""
     keys = [f"{occasion}/{rank}" for rank in range(group.size)]
-    store.set(keys[group.rank], "here")
+    store.set(keys[group.rank], answer)
+    present = keys
     try:
         store.wait(keys, timedelta(seconds=max(0.1, timeout_s)))
     except dist.DistStoreError:
-        return [peer.node for peer, key in zip(group.peers, keys, strict=True) if not store.check([key])]
-    return []
+        present = [key for key in keys if store.check([key])]
+    absent = [peer.node for peer, key in zip(group.peers, keys, strict=True) if key not in present]
+    return absent, {store.get(key).decode() for key in present}
 
 
 def _host_and_port(address: str) -> tuple[str, int]:
