@@ -323,6 +323,8 @@ class JobView(AnswerModel):
     failed_at: EpochSeconds | None = None
     canceled_at: EpochSeconds | None = None
     updated_at: EpochSeconds
+    rev: int | None = None
+    """Revision of the job: grows with each change, but not with progress."""
     checkpoint_step: Step | None = None
     progress: Progress | None = None
     artifacts: list[Artifact] = []

@@ -11,7 +11,7 @@ const ENDED_INTERVAL_S = 600;
 
 /** Return a text that changes whenever attempts, events or checkpoints of the job may have changed. */
 export const versionOf = (job) =>
-  job ? [job.state, job.epoch, job.updated_at, job.checkpoint_step, job.counters.attempts].join(" ") : null;
+  job ? [job.state, job.epoch, job.rev, job.updated_at, job.checkpoint_step, job.counters.attempts].join(" ") : null;
 
 /**
  * Read all pages of a list again after each change of `version`; null until they are read.

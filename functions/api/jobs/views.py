@@ -54,6 +54,7 @@ def view_job(job: Job, lease: Lease | None = None) -> JobView:
         failed_at=job.failed_at,
         canceled_at=job.canceled_at,
         updated_at=job.updated_at,
+        rev=job.rev,
         checkpoint_step=job.checkpoint_step,
         progress=(current.progress if current else None) or job.progress,
         artifacts=job.artifacts,
