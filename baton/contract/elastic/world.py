@@ -25,6 +25,7 @@ Address = Annotated[
 ]
 Certificate = Annotated[str, Field(max_length=2048, pattern=r"^[A-Za-z0-9+/=]*$")]
 """X.509 certificate (DER, base64) that peers pin; empty for a node that no peer connects to by TLS."""
+MAX_LINK_MBIT_S = 10**7
 _Number = Field(ge=-(10**15), le=10**15)
 Setting = Annotated[float, _Number] | Annotated[int, _Number] | Annotated[str, Field(max_length=256)] | bool | None
 
@@ -140,7 +141,7 @@ class NodeReport(WireModel):
     state: Annotated[str, Field(pattern=r"^[a-z_]{1,16}$")]
     tokens: Annotated[int, Field(ge=0, le=10**15)] = 0
     """Weight of the node in the newest round."""
-    link_mbit_s: Annotated[float, Field(ge=0, le=10**7)] | None = None
+    link_mbit_s: Annotated[float, Field(ge=0, le=MAX_LINK_MBIT_S)] | None = None
 
 
 class WorldReport(WireModel):

@@ -13,6 +13,7 @@ from gpu_client.elastic.engines.engine import Peer
 from gpu_client.elastic.errors import ElasticError
 
 MAX_ROUND = 10**9
+MAX_HASH = 2**64 - 1
 
 
 class PartUnavailableError(ElasticError):
@@ -69,7 +70,7 @@ class StateDescription:
             fields = json.loads(text)
             return cls(
                 round=_read_number(fields["round"]),
-                hashes=tuple(int(one) for one in fields["hashes"]),
+                hashes=tuple(_read_number(one, MAX_HASH) for one in fields["hashes"]),
                 averages=tuple(_read_number(one) for one in fields["averages"]),
                 inclusions=tuple(
                     (_read_number(number), tuple(_read_inclusion(one) for one in parts))
@@ -82,11 +83,11 @@ class StateDescription:
             raise ValueError(f"no description of an outer state: {error!r}") from error
 
 
-def _read_number(value: Any) -> int:
-    """Return the number of a round. Raises ValueError for numbers that no round has."""
+def _read_number(value: Any, most: int = MAX_ROUND) -> int:
+    """Return a number. Raises ValueError for a number below 0 or above `most`."""
     number = int(value)
-    if not 0 <= number <= MAX_ROUND:
-        raise ValueError("the number of a round is out of bounds")
+    if not 0 <= number <= most:
+        raise ValueError("the number of a round, or a hash, is out of bounds")
     return number
 
 

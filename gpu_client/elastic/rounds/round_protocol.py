@@ -6,13 +6,14 @@ the group; the unfinished round then continues in the group of the next epoch.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
 from baton.contract.elastic.data import DataProgress
-from baton.contract.elastic.world import JoinRequest, NodeReport, RoundReport
+from baton.contract.elastic.world import MAX_LINK_MBIT_S, JoinRequest, NodeReport, RoundReport
 from gpu_client.elastic.engines.engine import Bucket, EpochGroup
 from gpu_client.elastic.errors import PeerLostError, StateLostError
 from gpu_client.elastic.outer_optimizer import combine_hashes
@@ -379,9 +380,11 @@ class RoundProtocol:
 
 
 def _report_node(one: MemberStatus, tokens: Mapping[str, int]) -> NodeReport:
+    # Metrics of a member have any value, and a report with an impossible one would end the reporting member.
+    speed = one.metrics.get("world.link_mbit_s", math.nan)
     return NodeReport(
         node=one.node,
         state="leaving" if one.leaving else "training",
         tokens=tokens.get(one.node, 0),
-        link_mbit_s=one.metrics.get("world.link_mbit_s"),
+        link_mbit_s=speed if 0 <= speed <= MAX_LINK_MBIT_S else None,
     )

@@ -65,6 +65,8 @@ def test_a_joiner_of_a_long_training_lists_no_million_missed_rounds() -> None:
         {"round": -1},
         {"round": math.inf},
         {"hashes": [math.inf]},
+        {"hashes": [-1]},
+        {"hashes": [2**64]},
         {"averages": [math.nan]},
         {"forgotten": 10**30},
         {"inclusions": [[1, [{"nodes": ["a"], "buckets": -1}]]]},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -309,6 +310,15 @@ def test_a_status_about_other_buckets_loses_its_peer() -> None:
     with pytest.raises(PeerLostError, match="buckets") as raised:
         steps.send(payloads)
     assert (raised.value.nodes, raised.value.cause) == ((nodes[1].name,), "protocol")
+
+
+@pytest.mark.parametrize("speed", [-1.0, math.nan, math.inf])
+def test_a_member_that_tells_an_impossible_speed_ends_nobody(speed: float) -> None:
+    sim, nodes = begin(2)
+    run(sim, lambda: nodes[1].progress.contribution is not None)
+    nodes[1].progress.metrics = {"world.link_mbit_s": speed}
+    run(sim, round_of(nodes, 1))
+    assert [one.link_mbit_s for one in nodes[0].protocol.steward._nodes] == [None, None]
 
 
 def test_the_others_wait_for_a_step_of_a_new_member_and_not_for_its_round() -> None:
