@@ -141,11 +141,11 @@ def _open_node(
     return outer
 
 
-def _certificates_of(world: WorldCalls) -> Callable[[], Iterable[str]]:
-    def read() -> list[str]:
+def _certificates_of(world: WorldCalls) -> Callable[[], Iterable[str] | None]:
+    def read() -> list[str] | None:
         try:
             return [one.certificate for one in world.view().nodes]
         except WorldCallError:
-            return []
+            return None
 
     return read

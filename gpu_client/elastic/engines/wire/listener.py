@@ -8,6 +8,7 @@ import ssl
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 
 from gpu_client.elastic.engines.engine import MAX_EXCHANGE_BYTES
 from gpu_client.elastic.engines.wire.connection import (
@@ -35,15 +36,16 @@ MAX_GREETING = 512
 class Listener:
     """Port of a node. `port` is the bound one; the node's advertised addresses may differ.
 
-    handlers: by the kind of the first frame. certificates: returns the certificates of all nodes that may connect; a
-    caller with an unknown one causes another call, at most one in ASKING_S.
+    handlers: by the kind of the first frame. certificates: returns the certificates of all nodes that may connect, or
+    None if the certificates cannot be read now; a caller with an unknown one causes another call, at most one in
+    ASKING_S.
     """
 
     def __init__(
         self,
         identity: NodeIdentity | None,
         handlers: Mapping[int, Handler],
-        certificates: Callable[[], Iterable[str]],
+        certificates: Callable[[], Iterable[str] | None],
         host: str = "0.0.0.0",  # noqa: S104 - callers prove their identity
         port: int = 0,
     ) -> None:
@@ -146,6 +148,17 @@ class Listener:
             return found
         with self._asking:
             if label not in self._known and time.monotonic() - self._asked_at > ASKING_S:
-                self._known = {label_of(one): one for one in self._certificates() if one}
+                certificates = self._certificates()
                 self._asked_at = time.monotonic()
+                if certificates is not None:
+                    self._known = _label(certificates)
             return self._known.get(label)
+
+
+def _label(certificates: Iterable[str]) -> dict[str, str]:
+    """Return the certificates by label, without those that cannot be read: their owners alone cannot connect."""
+    found: dict[str, str] = {}
+    for one in filter(None, certificates):
+        with suppress(ValueError):
+            found[label_of(one)] = one
+    return found

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from baton.contract.elastic.world import WorldView
 from gpu_client.elastic.engines.engine import Peer
 from gpu_client.elastic.engines.wire import connection as connections
 from gpu_client.elastic.engines.wire import listener as listeners
@@ -21,7 +22,9 @@ from gpu_client.elastic.engines.wire.connection import Connection, dial
 from gpu_client.elastic.engines.wire.frames import HEADER_BYTES, FrameKind, Header, WireFrame
 from gpu_client.elastic.engines.wire.identity import NodeIdentity
 from gpu_client.elastic.engines.wire.listener import Listener
-from gpu_client.elastic.errors import PeerLostError
+from gpu_client.elastic.errors import PeerLostError, WorldUnavailableError
+from gpu_client.elastic.membership.solo_world import SoloWorld
+from gpu_client.elastic.node import _certificates_of
 from tests.kits.network.ports import free_port
 from tests.kits.waiting import soon
 
@@ -146,6 +149,33 @@ def test_a_known_caller_waits_for_no_question(
 
 def test_a_machine_without_threads_loses_one_caller(
     node: Node, caller: NodeIdentity, monkeypatch: pytest.MonkeyPatch
+def test_a_certificate_that_cannot_be_read_keeps_no_other_caller_out(node: Node) -> None:
+    identity = NodeIdentity()
+    node.trusted += ["A", identity.certificate]
+    assert ask(node.peer, identity).payload == b"hello"
+    assert node.questions == 1
+
+
+def test_a_stranger_while_the_control_plane_is_away_keeps_no_known_caller_out(
+    node: Node, caller: NodeIdentity, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask(node.peer, caller)
+    monkeypatch.setattr(listeners, "ASKING_S", 0.0)
+    monkeypatch.setattr(connections, "UNKNOWN_S", 60.0)
+    asked: list[str] = []
+
+    class AbsentWorld(SoloWorld):
+        def view(self) -> WorldView:
+            asked.append("view")
+            raise WorldUnavailableError("away")
+
+    monkeypatch.setattr(node.listener, "_certificates", _certificates_of(AbsentWorld()))
+    with pytest.raises(PeerLostError, match="UNRECOGNIZED_NAME"):
+        dial(node.peer, NodeIdentity(), 30)
+    assert ask(node.peer, caller).payload == b"hello"
+    assert asked == ["view"]
+
+
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
