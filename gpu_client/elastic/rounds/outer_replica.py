@@ -32,7 +32,7 @@ class UnfinishedRound:
 
     places: buckets of the round's fragment. tries: tokens of the contributors, by the epoch of the reduce. tags: by
     bucket, the epoch of its final average; 0 without an average. candidates: by bucket, hash of the values that a
-    commit would produce. repairs: such values of another member.
+    commit would produce. repairs: such values of another member. redone: buckets that were reduced again, or repaired.
     """
 
     round: int
@@ -45,6 +45,7 @@ class UnfinishedRound:
     contribution: Contribution | None
     """This member's delta in the round."""
     repairs: dict[int, torch.Tensor] = field(default_factory=dict)
+    redone: set[int] = field(default_factory=set)
     data: Mapping[str, DataProgress] = field(default_factory=dict)
     """Shards that each delta has trained."""
 
@@ -165,6 +166,8 @@ class OuterReplica:
             if place not in decided.kept:
                 unfinished.tags[bucket] = 0
                 unfinished.repairs.pop(bucket, None)
+                if len(unfinished.tries) > 1:
+                    unfinished.redone.add(bucket)
         return unfinished
 
     def complete(self, bucket: int) -> None:

@@ -281,7 +281,6 @@ class RoundProtocol:
         """Commit once all `members` have announced all averages and equal hashes."""
         replica = self._replica
         unfinished = replica.unfinished if self.node in members else None
-        repaired = 0
         if unfinished:
             tokens = sum(unfinished.tokens.values())
             number, round_s = unfinished.round, self._clock() - self._committed_at
@@ -293,7 +292,7 @@ class RoundProtocol:
             statuses = yield from self._exchange(group, self._describe(group, done))
             if len({one.done for one in statuses if one.node in members}) == 1:
                 if unfinished:
-                    self._commit(group, statuses, members, repaired)
+                    self._commit(group, statuses, members)
                 else:
                     self._observer.commit(0, [one.orders for one in statuses], saves=False)
                 return
@@ -302,8 +301,8 @@ class RoundProtocol:
             self.epochs.tell(
                 "hashes_differ", f"{len(repairs)} buckets take the bytes of {', '.join({*repairs.values()})}"
             )
-            repaired += len(repairs)
             if unfinished:
+                unfinished.redone.update(repairs)
                 yield from self._repair(group, statuses, repairs)
         raise PeerLostError(sorted({*repairs.values()} - {self.node}), "protocol", "hashes differ after repairs")
 
@@ -322,12 +321,10 @@ class RoundProtocol:
                 if isinstance(values, torch.Tensor) and values.numel() == 2 * replica.size_of(bucket):
                     replica.repair(bucket, values)
 
-    def _commit(
-        self, group: EpochGroup, statuses: Sequence[MemberStatus], members: Sequence[str], repaired: int
-    ) -> None:
+    def _commit(self, group: EpochGroup, statuses: Sequence[MemberStatus], members: Sequence[str]) -> None:
         replica, began_at = self._replica, self._reduce_began_at
         assert replica.unfinished is not None
-        number, tokens = replica.unfinished.round, replica.unfinished.tokens
+        number, tokens, redone = replica.unfinished.round, replica.unfinished.tokens, replica.unfinished.redone
         self._is_new = False
         turn, is_last = number // replica.fragments, number % replica.fragments == 0
         saves = is_last and members[turn % len(members)] == self.node
@@ -346,7 +343,7 @@ class RoundProtocol:
             round_s=now - committed_at,
             reduce_s=now - began_at,
             sent_bytes=self._sent_bytes - sent_bytes,
-            repaired=repaired,
+            repaired=len(redone),
         )
         self.steward.note_round(one, [_report_node(status, tokens) for status in statuses])
         self._progress.world_metrics = {

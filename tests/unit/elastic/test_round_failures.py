@@ -114,6 +114,9 @@ def test_buckets_that_all_survivors_hold_are_kept() -> None:
     sim.kill(nodes[2])
     run(sim, round_of(nodes[:2], 1), trains=False)
     assert contributors(nodes[0], 1) == contributors(nodes[1], 1) == [3, 2, 2]
+    run(sim, round_of(nodes[:2], 2))
+    for node in nodes[:2]:
+        assert [one.repaired for one in node.protocol.steward._rounds] == [2, 0], "the other buckets, and no later ones"
 
 
 def test_a_hung_member_is_excluded_returns_and_counts_its_delta_once_per_bucket() -> None:
@@ -274,6 +277,7 @@ def test_members_whose_hashes_differ_take_the_bytes_of_the_majority(faulty: int)
     sim.settle(2)
     events = [one for one in nodes[0].events if one.kind == "hashes_differ"]
     assert events and nodes[faulty].name not in events[0].message
+    assert [one.repaired for one in nodes[0].protocol.steward._rounds][:2] == [1, 1]
     assert len({one.replica.hash for one in nodes}) == 1
     assert all(torch.equal(one.replica.state.params, nodes[0].replica.state.params) for one in nodes)
 
