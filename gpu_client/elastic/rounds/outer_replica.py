@@ -33,6 +33,7 @@ class UnfinishedRound:
     places: buckets of the round's fragment. tries: tokens of the contributors, by the epoch of the reduce. tags: by
     bucket, the epoch of its final average; 0 without an average. candidates: by bucket, hash of the values that a
     commit would produce. repairs: such values of another member. redone: buckets that were reduced again, or repaired.
+    reduce_s, sent_bytes: of all tries.
     """
 
     round: int
@@ -46,6 +47,8 @@ class UnfinishedRound:
     """This member's delta in the round."""
     repairs: dict[int, torch.Tensor] = field(default_factory=dict)
     redone: set[int] = field(default_factory=set)
+    reduce_s: float = 0.0
+    sent_bytes: int = 0
     data: Mapping[str, DataProgress] = field(default_factory=dict)
     """Shards that each delta has trained."""
 

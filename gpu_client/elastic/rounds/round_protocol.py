@@ -97,8 +97,7 @@ class RoundProtocol:
         """Time at which this node has asked the others for its last round."""
         self._lags_s: deque[float] = deque(maxlen=REMEMBERED_LAGS)
         self.steward = WorldSteward(self.node, clock, timing)
-        self._committed_at = self._reduce_began_at = clock()
-        self._sent_bytes = 0
+        self._committed_at = clock()
         self._reduced: dict[str, float] = {}
         """Metrics of the newest round that has begun, over its contributors."""
 
@@ -253,7 +252,6 @@ class RoundProtocol:
             waits = [one.ready_for_s for one in statuses if one.ready]
             self._lags_s.extend(max(waits) - one for one in waits)
             self._reduced = reduce_metrics(statuses, decided.weights, self._observer.reducers)
-        self._reduce_began_at = self._clock()
         progress.begin_round()
         data = {one.node: one.data for one in statuses if one.data is not None}
         unfinished = replica.begin_reduce(decided, group.epoch, self._offered, data)
@@ -275,7 +273,13 @@ class RoundProtocol:
                 replica.complete(bucket.index)
             return
         weights = normalize_weights(decided.weights, [one.node for one in group.peers])
-        yield ReduceBuckets(decided.round, buckets, tuple(weights), replica.complete)
+        began_at, sent_bytes = self._clock(), self._traffic()
+        try:
+            yield ReduceBuckets(decided.round, buckets, tuple(weights), replica.complete)
+        finally:
+            # A try that loses a peer has used the line, too.
+            unfinished.reduce_s += self._clock() - began_at
+            unfinished.sent_bytes += self._traffic() - sent_bytes
 
     def _conclude(self, group: EpochGroup, members: Sequence[str]) -> Steps[None]:
         """Commit once all `members` have announced all averages and equal hashes."""
@@ -322,9 +326,9 @@ class RoundProtocol:
                     replica.repair(bucket, values)
 
     def _commit(self, group: EpochGroup, statuses: Sequence[MemberStatus], members: Sequence[str]) -> None:
-        replica, began_at = self._replica, self._reduce_began_at
-        assert replica.unfinished is not None
-        number, tokens, redone = replica.unfinished.round, replica.unfinished.tokens, replica.unfinished.redone
+        replica, unfinished = self._replica, self._replica.unfinished
+        assert unfinished is not None
+        number, tokens = unfinished.round, unfinished.tokens
         self._is_new = False
         turn, is_last = number // replica.fragments, number % replica.fragments == 0
         saves = is_last and members[turn % len(members)] == self.node
@@ -333,17 +337,16 @@ class RoundProtocol:
         with self._progress.changed:
             replica.commit()
             self._progress.notify(is_checkpoint_due=saves)
-        now, committed_at, sent_bytes = self._clock(), self._committed_at, self._sent_bytes
-        self._committed_at, self._sent_bytes = now, self._traffic()
+        committed_at, self._committed_at = self._committed_at, self._clock()
         one = RoundReport(
             round=number,
             epoch=group.epoch,
             contributors=len(tokens),
             tokens=sum(tokens.values()),
-            round_s=now - committed_at,
-            reduce_s=now - began_at,
-            sent_bytes=self._sent_bytes - sent_bytes,
-            repaired=len(redone),
+            round_s=self._committed_at - committed_at,
+            reduce_s=unfinished.reduce_s,
+            sent_bytes=unfinished.sent_bytes,
+            repaired=len(unfinished.redone),
         )
         self.steward.note_round(one, [_report_node(status, tokens) for status in statuses])
         self._progress.world_metrics = {

@@ -119,6 +119,27 @@ def test_buckets_that_all_survivors_hold_are_kept() -> None:
         assert [one.repaired for one in node.protocol.steward._rounds] == [2, 0], "the other buckets, and no later ones"
 
 
+def test_the_speed_of_the_line_is_that_of_all_reduces_of_the_round() -> None:
+    sim, nodes = begin(3)
+    sent = [0]
+
+    def send(*_: object) -> None:
+        sent[0] += 10_000_000
+        sim.now += 1.0
+
+    sim.network.distort = send
+    for node in nodes[:2]:
+        node.protocol._traffic = lambda: sent[0]
+    lose_in_reduce(sim, nodes)
+    sim.kill(nodes[2])
+    sent[0] += 5_000_000  # Statuses and pings.
+    run(sim, round_of(nodes[:2], 1), trains=False)
+    for node in nodes[:2]:
+        assert node.progress.world_metrics["world.link_mbit_s"] == pytest.approx(80.0)
+        (report,) = node.protocol.steward._rounds
+        assert report.sent_bytes == 10_000_000 * report.reduce_s > 50_000_000
+
+
 def test_a_hung_member_is_excluded_returns_and_counts_its_delta_once_per_bucket() -> None:
     sim, nodes = begin(3)
     victim, survivors = nodes[2], nodes[:2]
