@@ -119,7 +119,7 @@ ACCESS: Mapping[str, FunctionAccess] = {
         # The object whose download a machine times.
         buckets={CHECKPOINTS_BUCKET: ("GetObject", "ListBucket", "PutObject")},
         objects="*/preflight/*",
-        provider_secret=("CreateSecret", "GetSecretValue", "PutSecretValue"),
+        provider_secret=("CreateSecret", "GetSecretValue", "PutSecretValue", "UpdateSecretVersionStage"),
     ),
     "admin": FunctionAccess(
         tables={

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from baton.contract.fleets.providers import ACCOUNTS, Account, ProviderView, reveal
 from baton.contract.fleets.registries import RegistryLogin, registry_of
 from baton.contract.names import ProviderName
-from functions.domain.errors import StorageUnavailable
+from functions.domain.errors import StorageUnavailable, WriteConflict
 
 logger = logging.getLogger("baton.fleet")
 
@@ -25,6 +25,8 @@ RELOAD_S = 300
 """Time after which another process has noticed a login or a logout."""
 RETRY_S = 60
 """Time between two reads of a store that is unavailable."""
+CHANGE_TRIES = 5
+"""Tries of a change, one of which fails for each write of another process in between."""
 LOGINS = "registries"
 """Key of the logins in the document of a store, beside the names of providers."""
 
@@ -56,6 +58,8 @@ class StoredSecrets:
 
     accounts: StoredAccounts = field(default_factory=dict)
     logins: StoredLogins = field(default_factory=dict)
+    version: str | None = field(default=None, compare=False)
+    """Version that a store read, by which the store refuses the write after a write in between; None without one."""
 
 
 class SecretsFull(Exception):  # noqa: N818 - names the store's state, not a fault of the caller
@@ -67,13 +71,16 @@ class AccountsUnreadable(Exception):  # noqa: N818 - names the store's state, no
 
 
 class ProviderAccounts(Protocol):
-    """Store of all secrets. A write replaces the whole document, so that of two concurrent writes the later counts."""
+    """Store of all secrets. A write replaces the whole document."""
 
     def read(self) -> StoredSecrets:
         """Return all secrets. Raises AccountsUnreadable, StorageUnavailable."""
 
     def write(self, secrets: StoredSecrets) -> None:
-        """Store all secrets in place of those before. Raises SecretsFull, StorageUnavailable."""
+        """Store all secrets in place of those that were read as `secrets.version`.
+
+        Raises WriteConflict after a write of another process in between, SecretsFull, StorageUnavailable.
+        """
 
 
 class CachedAccounts:
@@ -123,9 +130,15 @@ class CachedAccounts:
 
     def _change(self, change: Callable[[StoredSecrets], StoredSecrets]) -> None:
         with self._lock:
-            changed = change(self._store.read())
-            self._store.write(changed)
-            self._found, self._read_at = changed, self._now()
+            for _ in range(CHANGE_TRIES):
+                changed = change(self._store.read())
+                try:
+                    self._store.write(changed)
+                except WriteConflict:
+                    continue
+                self._found, self._read_at = changed, self._now()
+                return
+        raise StorageUnavailable(f"{CHANGE_TRIES} writes of other processes came before this change of the secrets")
 
     def _reload(self) -> None:
         try:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -17,6 +21,7 @@ from baton.contract.fleets.providers import ACCOUNTS, ProviderView, SaladAccount
 from baton.contract.fleets.registries import RegistryLogin
 from functions.domain.errors import StorageUnavailable
 from functions.fleet.accounts import (
+    CHANGE_TRIES,
     RELOAD_S,
     RETRY_S,
     AccountsUnreadable,
@@ -80,7 +85,8 @@ def test_a_store_keeps_accounts_with_their_secrets(store: ProviderAccounts) -> N
     first = StoredSecrets(accounts={"vast": stored()})
     store.write(first)
     assert store.read() == first
-    second = StoredSecrets(
+    second = replace(
+        store.read(),
         accounts={**first.accounts, "salad": stored("salad", organization="acme", project="p")},
         logins={"acme": {"ghcr.io": LOGIN}, "rival": {"docker.io": LOGIN, "r.example:5000": LOGIN}},
     )
@@ -90,7 +96,7 @@ def test_a_store_keeps_accounts_with_their_secrets(store: ProviderAccounts) -> N
     assert reveal(found.accounts["vast"].account)["api_key"] == KEY
     assert reveal(found.logins["acme"]["ghcr.io"].login) == {"username": "acme", "password": KEY}
     assert KEY not in repr(found)
-    store.write(StoredSecrets())
+    store.write(replace(found, accounts={}, logins={}))
     assert store.read() == StoredSecrets()
 
 
@@ -100,6 +106,20 @@ def test_only_the_owner_can_read_the_file(tmp_path: Path) -> None:
     FileAccounts(path).write(StoredSecrets(accounts={"vast": stored()}))
     assert path.stat().st_mode & 0o777 == 0o600
     assert [one.name for one in tmp_path.iterdir()] == ["providers.json"]
+
+
+def test_a_failed_write_leaves_the_file_before_and_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = FileAccounts(tmp_path / "providers.json")
+    before = StoredSecrets(accounts={"vast": stored()})
+    store.write(before)
+
+    def fail(descriptor: int) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fail)
+    with pytest.raises(OSError, match="No space left"):
+        store.write(StoredSecrets())
+    assert [one.name for one in tmp_path.iterdir()] == ["providers.json"] and store.read() == before
 
 
 def test_an_account_of_ssh_is_stored_whole() -> None:
@@ -144,6 +164,67 @@ def test_secrets_that_a_secret_cannot_hold_are_not_stored() -> None:
         with pytest.raises(SecretsFull, match=r"have \d+ of 65536 bytes"):
             store.write(StoredSecrets(logins={"acme": many}))
         assert store.read() == StoredSecrets()
+
+
+class OvertakenStore(SecretsManagerAccounts):
+    """Store in which `overtake` runs between a read and the write after it."""
+
+    overtake: Callable[[], object] = staticmethod(lambda: None)
+
+    def read(self) -> StoredSecrets:
+        found = super().read()
+        self.overtake()
+        return found
+
+
+@pytest.fixture
+def overtaken() -> Iterator[tuple[OvertakenStore, CachedAccounts]]:
+    """Return a store, and the accounts of another process in the same secret."""
+    with mock_aws():
+        client = boto3.client("secretsmanager", region_name="us-east-1")
+        other = CachedAccounts(SecretsManagerAccounts(lambda: client, "s"), Clock())
+        yield OvertakenStore(lambda: client, "s"), other
+
+
+@pytest.mark.parametrize("exists", [False, True])
+def test_logins_of_two_processes_at_once_are_both_stored(
+    overtaken: tuple[OvertakenStore, CachedAccounts], exists: bool
+) -> None:
+    store, other = overtaken
+    if exists:
+        other.put("runpod", stored("runpod"))
+
+    def overtake() -> None:
+        store.overtake = lambda: None
+        other.put("salad", stored("salad", organization="acme", project="p"))
+        other.put_login("acme", "ghcr.io", LOGIN)
+        other.remove("runpod")
+
+    store.overtake = overtake
+    CachedAccounts(store, Clock()).put("vast", stored())
+    found = store.read()
+    assert (set(found.accounts), found.logins) == ({"salad", "vast"}, {"acme": {"ghcr.io": LOGIN}})
+
+
+def test_a_change_that_others_overtake_each_time_is_given_up_and_stores_nothing(
+    overtaken: tuple[OvertakenStore, CachedAccounts],
+) -> None:
+    store, other = overtaken
+    rounds: list[str] = []
+
+    def overtake() -> None:
+        rounds.append(f"r{len(rounds)}.example")
+        other.put_login("acme", rounds[-1], LOGIN)
+
+    store.overtake = overtake
+    cached = CachedAccounts(store, Clock())
+    with pytest.raises(StorageUnavailable):
+        cached.put("vast", stored())
+    store.overtake = lambda: None
+    found = store.read()
+    assert (dict(found.accounts), list(found.logins["acme"])) == ({}, rounds) and len(rounds) == CHANGE_TRIES
+    cached.put("vast", stored())
+    assert set(store.read().accounts) == {"vast"} == set(cached.read())
 
 
 def test_a_login_is_found_by_the_image_of_its_own_tenant_alone() -> None:
@@ -210,18 +291,18 @@ def test_a_login_during_a_read_is_in_force_at_once() -> None:
         def read(self) -> StoredSecrets:
             found = store.read()
             reading.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
             return found
 
     cached._store = SlowStore()
     reader = Thread(target=cached.read)
     reader.start()
-    assert reading.wait(5)
+    assert reading.wait(60)
     writer = Thread(target=cached.put, args=("vast", stored()))
     writer.start()
     go_on.set()
     for one in (reader, writer):
-        one.join(5)
+        one.join(60)
     assert set(cached.read()) == {"vast"}
 
 
