@@ -35,7 +35,7 @@ from gpu_client.cli.core.profiles import state_directory
 from gpu_client.cli.core.session import AsJson, CliSession, connect, session_of
 from gpu_client.cli.jobs.rented import rent_lines
 from gpu_client.transport.api.client import BatonClient
-from gpu_client.transport.errors import ApiError, Unreachable
+from gpu_client.transport.errors import ApiError, BatonError
 
 _SHOWN_PROBLEMS = 100
 
@@ -328,17 +328,16 @@ def submit(
             session.output.note(f"{format_fault(rules or Path(file or 'rules'), warning)} (warning)")
     profile = session.profile()
     asked = (profile.url, *profile.api_key.split("_")[:2], job.model_dump_json(exclude_unset=True))
-    with (
-        connect(profile) as client,
-        idempotency_key(state_directory(session.environ) / "submissions", *asked) as key,
-    ):
-        submitted = client.submit(job, idempotency_key=key)
-        if as_json:
-            session.output.json(submitted)
-        else:
-            session.output.raw(submitted.id)
-            if job.rent is not None:
-                _print_rent(session, client, job, fleet_of(submitted.id))
+    with connect(profile) as client:
+        with idempotency_key(state_directory(session.environ) / "submissions", *asked) as key:
+            submitted = client.submit(job, idempotency_key=key)
+            if as_json:
+                session.output.json(submitted)
+            else:
+                session.output.raw(submitted.id)
+        # Prices take seconds, and an interruption of them must not keep the key: the submission is answered.
+        if job.rent is not None and not as_json:
+            _print_rent(session, client, job, fleet_of(submitted.id))
 
 
 def _print_rent(session: CliSession, client: BatonClient, job: JobSubmit, name: str) -> None:
@@ -350,7 +349,7 @@ def _print_rent(session: CliSession, client: BatonClient, job: JobSubmit, name: 
         plan = client.plan_fleet(PlanRequest(fleet=fleet.spec, job=waiting))
         if plan.alive and not fleet.machines:
             fleet = client.fleet(name)
-    except (ApiError, Unreachable) as error:
+    except BatonError as error:
         session.output.note(f"The job is submitted; what it rents cannot be shown: {error}")
         return
     for line in rent_lines(plan, fleet):
