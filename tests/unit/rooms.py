@@ -380,6 +380,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "gpu_client.training.dreambooth_lora": {"gpu_client.controller.learning_rate", "gpu_client.training"},
     "gpu_client.training": set(),
     "gpu_client.controller": {"baton.contract"},
+    "gpu_client.agent.app.own_machine": {"baton.contract"},
     "gpu_client.agent.app.settings": {"baton.contract"},
     "gpu_client.agent.app.shutdown": set(),
     "gpu_client.agent.app": {
@@ -409,6 +410,8 @@ MAY_IMPORT: dict[str, set[str]] = {
         "gpu_client.checkpoints",
         # The exit codes that a trainer explains itself by.
         "gpu_client.training.protocol",
+        # The provider's key to the machine, which no training inherits.
+        "gpu_client.agent.app.own_machine",
         "gpu_client.agent.io",
         "gpu_client.agent.workspace",
     },

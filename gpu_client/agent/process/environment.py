@@ -10,7 +10,10 @@ from pathlib import Path
 from baton.contract.jobs.command_variables import substituted, substituted_arguments
 from baton.contract.names import RING_TOKEN_VARIABLE, ring_token
 from baton.contract.worker.calls import WorkItem
+from gpu_client.agent.app.own_machine import OWN_MACHINE_APIS
 from gpu_client.agent.workspace.slots import JobDirectories
+
+_OWN_MACHINE_KEYS = frozenset(one.key for one in OWN_MACHINE_APIS)
 
 
 def build_environment(
@@ -27,11 +30,13 @@ def build_environment(
 ) -> dict[str, str]:
     """Merge the agent's environment, `step_variables`, the job's variables and the BATON_ variables.
 
-    The result omits the agent's settings and secrets. A job that names rings also gets `api_url` and a token for
-    exactly these rings. `world`: BATON_WORLD of a node of an elastic training. The agent's interpreter comes first in
-    PATH, so that `python` in a command finds Baton's packages.
+    The result omits the agent's settings and secrets, among them the provider's key to the machine. A job that names
+    rings also gets `api_url` and a token for exactly these rings. `world`: BATON_WORLD of a node of an elastic
+    training. The agent's interpreter comes first in PATH, so that `python` in a command finds Baton's packages.
     """
-    inherited = {name: value for name, value in base.items() if not name.startswith("BATON_")}
+    inherited = {
+        name: value for name, value in base.items() if not name.startswith("BATON_") and name not in _OWN_MACHINE_KEYS
+    }
     path = os.pathsep.join([str(Path(sys.executable).parent), inherited.get("PATH", os.defpath)])
     ours = {
         "BATON_JOB_ID": item.id,

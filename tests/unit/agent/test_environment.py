@@ -48,6 +48,15 @@ def test_nothing_of_the_agent_s_settings_is_handed_on() -> None:
     assert (found["HOME"], found["CUDA_VISIBLE_DEVICES"]) == ("/root", "0")
 
 
+def test_the_provider_s_key_to_the_machine_stays_with_the_agent() -> None:
+    rented = {"CONTAINER_ID": "42", "RUNPOD_POD_ID": "p1", "CONTAINER_API_KEY": "key-1", "RUNPOD_API_KEY": "key-2"}
+    item = make_item(environment={})
+    found = build_environment(item, DIRECTORIES, "", "", rented)
+    assert (found["CONTAINER_ID"], found["RUNPOD_POD_ID"]) == ("42", "p1") and "key-" not in str(found)
+    own = build_environment(make_item(environment={"RUNPOD_API_KEY": "mine"}), DIRECTORIES, "", "", rented)
+    assert own["RUNPOD_API_KEY"] == "mine"
+
+
 def test_a_job_that_names_rings_is_given_what_opens_them_and_not_the_lease() -> None:
     item = make_item(rings=["shapes"], environment={"BATON_RING_TOKEN": "the user's"})
     found = build_environment(item, DIRECTORIES, "", "", BASE, api_url="https://api.example")
