@@ -430,8 +430,9 @@ def administer(api: Api) -> None:
     api.get("/jobs", key=api.post("/sessions/token", headers=cookie).ok(201)["token"]).ok()
     api.call("DELETE", "/sessions/current", headers=cookie).ok(204)
     job = api.submit()["id"]
-    shared = api.post(f"/job/{job}/share").ok(201)["key"]
-    assert api.get(f"/job/{job}", key=shared).ok()["id"] == job
+    shared = api.post(f"/job/{job}/share").ok(201)
+    assert api.get(f"/job/{job}", key=shared["key"]).ok()["id"] == job
+    api.call("DELETE", f"/keys/{shared['id']}", key="submit").ok(204)
 
 
 def hook(api: Api) -> None:

@@ -17,7 +17,7 @@ class ShareRequest(WireModel):
 
 
 class ShareCreated(KeyCreated):
-    """The only answer that shows the link and its key. `DELETE /keys/{id}` ends both.
+    """The only answer that shows the link and its key. `DELETE /keys/{id}` ends both, also by a submitter.
 
     Example: `{"url": "https://abc.example.com/console#share=baton_k3f9a0b1_...&job=146683a1-...", "id": "k3f9a0b1",
     "key": "baton_k3f9a0b1_...", "scopes": ["view"], "job": "146683a1-...", ...}`

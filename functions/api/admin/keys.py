@@ -8,7 +8,7 @@ from dataclasses import replace
 from baton.contract.admin.keys import HealthAnswer, KeyCreate, KeyCreated, KeyPage, KeyView
 from baton.contract.base import Cursor, PageLimit, WireModel
 from baton.contract.errors import ErrorCode
-from baton.contract.names import KEY_PREFIX, Scope
+from baton.contract.names import KEY_PREFIX, KeyKind, Scope
 from functions.api.http.context import ApiCall, Context, NoContent
 from functions.domain.access.api_keys import ApiKey, token_digest
 from functions.domain.errors import Refusal, WriteConflict
@@ -51,8 +51,11 @@ def list_keys(context: Context, call: ApiCall) -> KeyPage:
 
 
 def revoke(context: Context, call: ApiCall) -> NoContent:
-    """Revoke a key; idempotent."""
+    """Revoke a key; idempotent. A submitter may revoke share keys alone, with which submitters share jobs."""
     key = _require_key(context, call, call.path["id"])
+    if key.kind is not KeyKind.SHARE and Scope.ADMIN not in call.principal.scopes:
+        detail = f"Key {key.id} is no share key: its revocation needs the scope admin."
+        raise Refusal(ErrorCode.WRONG_SCOPE, detail, field="x-api-key")
     if key.revoked_at is None:
         _replace(context, replace(key, revoked_at=call.now))
     return NoContent()

@@ -28,7 +28,14 @@ _browser = partial(Route, function="admin", scopes=NOBODY)
 ROUTES: tuple[Route, ...] = (
     _admin("POST", "/keys", keys.create, body=(KeyCreate,), answer=KeyCreated, refuses=(E.KEY_NOT_FOUND,)),
     _admin("GET", "/keys", keys.list_keys, query=keys.KeysQuery, answer=KeyPage, refuses=(E.INVALID_CURSOR,)),
-    _admin("DELETE", "/keys/{id}", keys.revoke, status=204, refuses=(E.KEY_NOT_FOUND, E.CONFLICT)),
+    _admin(
+        "DELETE",
+        "/keys/{id}",
+        keys.revoke,
+        scopes=ADMIN | SUBMIT,
+        status=204,
+        refuses=(E.KEY_NOT_FOUND, E.CONFLICT),
+    ),
     _admin("POST", "/sessions/links", sessions.make_link, scopes=ADMIN | SUBMIT, answer=SessionLink, status=201),
     _browser(
         "POST",

@@ -1,4 +1,4 @@
-"""Command group `baton keys`: create, list, revoke and rotate API keys. Needs the scope admin."""
+"""Command group `baton keys`: create, list, revoke and rotate API keys. Needs the scope admin, but for share keys."""
 
 from __future__ import annotations
 
@@ -91,15 +91,22 @@ def list_keys(context: typer.Context, as_json: AsJson = False) -> None:
 
 @keys.command("revoke")
 def revoke(context: typer.Context, key_id: KeyId, as_json: AsJson = False) -> None:
-    """Revoke a key. Idempotent."""
+    """Revoke a key. Idempotent. A key of scope submit revokes share keys, by the whole id."""
     session = session_of(context)
     with session.client() as client:
-        found = _find_key(client, key_id)
-        client.revoke_key(found.id)
+        name = None
+        try:
+            found = _find_key(client, key_id)
+            key_id, name = found.id, found.name
+        except Unauthorized as refusal:
+            # A submitter may end a shared link, and may not list keys.
+            if refusal.code != ErrorCode.WRONG_SCOPE:
+                raise
+        client.revoke_key(key_id)
     if as_json:
-        session.output.json({"id": found.id, "name": found.name, "revoked": True})
+        session.output.json({"id": key_id, "name": name, "revoked": True})
     else:
-        session.output.line(f"Key {found.id} ({found.name}) is revoked.")
+        session.output.line(f"Key {key_id}{f' ({name})' if name else ''} is revoked.")
 
 
 @keys.command("rotate")

@@ -81,6 +81,24 @@ def test_a_link_ends_by_revocation_and_with_the_key_that_made_it(api: Api) -> No
     api.get(f"/job/{job}", key=second["key"]).refused(ErrorCode.KEY_REVOKED, "x-api-key")
 
 
+def test_a_submitter_ends_the_links_of_the_tenant_and_no_other_key(api: Api) -> None:
+    job = api.submit()["id"]
+    made = share(api, job)
+    others = [one["id"] for one in api.get("/keys").ok()["keys"] if one["id"] != made["id"]]
+    cookie = {"cookie": api.post("/sessions", {"key": api.keys["submit"]}).headers["set-cookie"].partition(";")[0]}
+    token = api.request("POST", "/sessions/token", headers=cookie).ok(201)["token"]
+    sessions = [one["id"] for one in api.get("/keys").ok()["keys"] if one["kind"] == "session"]
+    assert others and sessions
+    worker = api.issue(TENANT, *(set(Scope) - {Scope.ADMIN, Scope.SUBMIT}))
+    with api.unchanged():
+        for other in (*others, *sessions, token.split("_")[1]):
+            api.call("DELETE", f"/keys/{other}", key=token).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+        api.call("DELETE", f"/keys/{made['id']}", key="rival_submit").refused(ErrorCode.KEY_NOT_FOUND, "id")
+        api.call("DELETE", f"/keys/{made['id']}", key=worker).refused(ErrorCode.WRONG_SCOPE, "x-api-key")
+    api.call("DELETE", f"/keys/{made['id']}", key=token).ok(204)
+    api.get(f"/job/{job}", key=made["key"]).refused(ErrorCode.KEY_REVOKED, "x-api-key")
+
+
 def test_a_link_of_a_session_outlives_the_session_but_not_its_key(api: Api) -> None:
     job, key = api.submit()["id"], api.issue(TENANT, Scope.SUBMIT)
     cookie = {"cookie": api.post("/sessions", {"key": key}).headers["set-cookie"].partition(";")[0]}

@@ -49,4 +49,10 @@ def test_a_shared_job_is_read_by_the_link_alone(baton: Baton, stack: Stack) -> N
     headers = {"x-api-key": key}
     assert requests.get(f"{stack.url}/job/{job}", headers=headers, timeout=30).json()["id"] == job
     assert requests.get(f"{stack.url}/jobs", headers=headers, timeout=30).status_code == 403
+    # A submitter cannot list keys, and ends a link by the whole id.
+    submitter = {"BATON_API_URL": stack.url, "BATON_API_KEY": stack.keys["submit"]}
+    key_id = key.split("_")[1]
+    assert baton("keys", "revoke", key_id, **submitter).ok().out == f"Key {key_id} is revoked.\n"
+    assert requests.get(f"{stack.url}/job/{job}", headers=headers, timeout=30).json()["error"]["code"] == "key_revoked"
+    baton("keys", "revoke", stack.keys["admin"].split("_")[1], **submitter).failed(3, "wrong_scope")
     baton("share", job, "--expires-in", "31d").failed(2, "--expires-in 31d", "60s to 30d")
