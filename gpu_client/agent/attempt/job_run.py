@@ -11,7 +11,9 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
+from pathlib import Path
 
 from baton.contract.jobs.job import FailureClass
 from baton.contract.worker.calls import HeartbeatAnswer, HeartbeatRequest, WorkItem
@@ -138,6 +140,7 @@ class JobRun:
         finally:
             self._ended.set()
             self._keeper.close()
+            self._output.finish()  # The supervisor does so at the end of a trainer, and no trainer may have started.
         if item.world is not None and self._lost is not None:
             self._send_last_decisions()
         self._workspace.clear_state()
@@ -251,10 +254,27 @@ class JobRun:
         )
         if self._interrupted():
             raise TransferCanceled("the attempt was interrupted before the training")
+        with ExitStack() as opened:
+            return self._train(opened, directories, store, ledger, resume_from)
+
+    def _train(
+        self,
+        opened: ExitStack,
+        directories: JobDirectories,
+        store: LocalChunkCache,
+        ledger: StepLedger,
+        resume_from: Path | None,
+    ) -> AttemptOutcome:
+        """Run the steps, then conclude the attempt. `opened` ends each thread that starts here, also after an error."""
+        item = self._item
         self._enter("training")
+        relay = self._open_world()
+        if relay is not None:
+            opened.callback(relay.close)
         logs = self._client.within(LOG_BUDGET_S)
         ship = partial(logs.send_logs, item.id, item.lease_token)
         self._shipper = LogShipper(self._output.spool, ship, points=self._output.points)
+        opened.callback(self._shipper.close)
         collector = CheckpointCollector(
             directories,
             item,
@@ -272,7 +292,7 @@ class JobRun:
             over=self._ended,
             on_skipped=self._scheduler.record_skip,
         )
-        relay = self._open_world()
+        opened.callback(committer.close)
         context = StepContext(
             start=start_trainer,
             scheduler=self._scheduler,
@@ -291,6 +311,7 @@ class JobRun:
             self._keeper.prove,
             over=self._ended,
         )
+        opened.callback(artifacts.close)
         self._steps = StepRunner(
             item,
             directories,
@@ -302,19 +323,12 @@ class JobRun:
             context=context,
             offer_artifact=artifacts.offer,
         )
-        try:
-            end = self._steps.run(resume_from)
-            if end.done:
-                artifacts.close()  # The outputs include every artifact that was not sent.
-            self._tail = self._steps.output.last_lines()
-            self._steps.clean_up()
-            return self._conclude(end, committer, artifacts, directories)
-        finally:
-            artifacts.close()
-            committer.close()
-            self._shipper.close()
-            if relay is not None:
-                relay.close()
+        end = self._steps.run(resume_from)
+        if end.done:
+            artifacts.close()  # The outputs include every artifact that was not sent.
+        self._tail = self._steps.output.last_lines()
+        self._steps.clean_up()
+        return self._conclude(end, committer, artifacts, directories)
 
     def _open_world(self) -> WorldRelay | None:
         """Open the relay of a node of an elastic training; None for a job of one machine."""

@@ -108,7 +108,11 @@ class WorldRelay:
         """The process has asked to become a member, also if the control plane has refused or not answered."""
         self._directory = SocketDirectory()
         self.path = self._directory.path / "world"
-        self._server = _Server(os.fspath(self.path), _Handler)
+        try:
+            self._server = _Server(os.fspath(self.path), _Handler)
+        except OSError:
+            self._directory.remove()
+            raise
         self._server.relay = self
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.2,), name="world", daemon=True)
         self._thread.start()

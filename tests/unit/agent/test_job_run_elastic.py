@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 import socket
+import tempfile
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -12,9 +17,12 @@ from baton.contract.elastic.world import WorldSeat
 from baton.contract.errors import ErrorCode
 from baton.contract.jobs.job import FailureClass
 from baton.contract.worker.control import MAX_DECISIONS, Directive
+from gpu_client.agent.attempt import job_run
 from gpu_client.agent.attempt.attempt_reporter import AttemptOutcome
+from gpu_client.agent.control import world_relay
 from gpu_client.agent.process.failures import ExitStatus
 from gpu_client.transport.errors import Unreachable
+from tests.kits.waiting import until
 from tests.unit.agent.agent_kit import make_answer, refusal
 from tests.unit.agent.job_kit import CLEAN, SIGTERMED, Stage, Trainer, checkpoint
 from tests.unit.agent.test_job_run_rules import CONTROL, decision
@@ -65,6 +73,26 @@ def test_a_command_that_trains_alone_is_stopped_at_its_first_sign(
 def test_a_silent_command_fails_at_its_end(elastic: Stage) -> None:
     assert elastic.run(world=SEAT) is AttemptOutcome.FAILED
     assert elastic.last_report().failure_class is FailureClass.BAD_INPUT
+
+
+@pytest.mark.parametrize(
+    ("module", "name"), [(world_relay, "SocketDirectory"), (world_relay, "_Server"), (job_run, "describe_world")]
+)
+def test_an_attempt_without_a_relay_leaves_no_thread_and_no_directory(
+    elastic: Stage, monkeypatch: pytest.MonkeyPatch, module: object, name: str
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(module, name, fail)
+    with tempfile.TemporaryDirectory(prefix="agents-") as parent:
+        monkeypatch.setattr(tempfile, "tempdir", parent)
+        before = set(threading.enumerate())
+        assert elastic.run(world=SEAT) is AttemptOutcome.FAILED
+        # The attempt does not wait for the echo of the output, which a blocked terminal holds.
+        until(lambda: set(threading.enumerate()) <= before, what="the end of the attempt's threads")
+        assert list(Path(parent).iterdir()) == []
+    assert "No space left" in elastic.last_report().message and elastic.trainers == []
 
 
 def test_a_phase_before_the_join_is_no_training(elastic: Stage) -> None:
