@@ -26,6 +26,7 @@ from baton.contract.names import ProviderName
 
 MAX_FLEET_MACHINES = 1000
 MAX_FLEET_IN_TOKEN = 28
+MAX_INSTANCE_CHARACTERS = 128
 """Characters of the fleet's name within the name of a machine."""
 
 CONTAINER_PROVIDERS = frozenset({"vast", "salad", "runpod", "ec2"})
@@ -327,7 +328,7 @@ class EnrollRequest(WireModel):
     disk_gib: Annotated[float, Field(ge=0, le=10**6)] = 0
     measured: MachineMeasurements | None = None
     """None from an agent of a version that measures nothing."""
-    instance: Annotated[str, Field(min_length=1, max_length=128)] | None = None
+    instance: Annotated[str, Field(min_length=1, max_length=MAX_INSTANCE_CHARACTERS)] | None = None
     """Id of the container at its provider, where the container knows the id (Vast.ai, RunPod)."""
     identity: Annotated[str, Field(max_length=2048, pattern=r"^[\w-]+\.[\w-]+\.[\w-]+$")] | None = None
     """Token that the provider signs for the machine's container (JWT), where a provider does so."""

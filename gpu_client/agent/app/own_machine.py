@@ -15,6 +15,8 @@ from urllib.parse import quote
 
 import requests
 
+from baton.contract.fleets.fleet import MAX_INSTANCE_CHARACTERS
+
 logger = logging.getLogger("baton.agent")
 
 TIMEOUT_S = 15.0
@@ -57,8 +59,12 @@ OWN_MACHINE_APIS = (
 
 
 def find_instance(environ: Mapping[str, str]) -> str | None:
-    """Return the id of this container at its provider; None where the provider names none."""
-    return next((environ[one.machine] for one in OWN_MACHINE_APIS if environ.get(one.machine)), None)
+    """Return the id of this container at its provider; None where the provider names none.
+
+    A longer value than a provider's id is a variable of the machine's owner with the same name.
+    """
+    named = (environ.get(one.machine, "") for one in OWN_MACHINE_APIS)
+    return next((name for name in named if 0 < len(name) <= MAX_INSTANCE_CHARACTERS), None)
 
 
 def give_back(

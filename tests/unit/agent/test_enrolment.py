@@ -77,6 +77,8 @@ def test_a_container_names_its_instance(settings: AgentSettings) -> None:
         ({"CONTAINER_ID": "42", "CONTAINER_API_KEY": "k"}, "42"),
         ({"RUNPOD_POD_ID": "pod-1"}, "pod-1"),
         ({"CONTAINER_ID": ""}, None),
+        ({"CONTAINER_ID": "of the host's owner " * 7}, None),
+        ({"CONTAINER_ID": "of the host's owner " * 7, "RUNPOD_POD_ID": "pod-1"}, "pod-1"),
         ({}, None),
     ):
         api = Api(ANSWER)
