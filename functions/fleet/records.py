@@ -28,6 +28,9 @@ class Offer(Record):
     provider: str
     ref: str
     """The provider's id of the offer."""
+    ask: str | None = None
+    """The provider's id of what the offer sells, if `ref` does not identify the thing: a host sells one GPU on demand
+    and to bids of any amount. None: `ref`."""
     machine_ref: str | None = None
     """The provider's id of the host, for reputation; None where the provider hides the host."""
     repeatable: bool = False
@@ -51,6 +54,11 @@ class Offer(Record):
     """Price of one GB of traffic."""
     interruptions_per_hour: float = 0
     boot_s: float = 180
+
+    @property
+    def place(self) -> tuple[str, str] | None:
+        """Return the place of the only machine that the offer sells, in any market; None for a repeatable offer."""
+        return None if self.repeatable else (self.provider, self.ask or self.ref)
 
 
 class Sighting(Record):

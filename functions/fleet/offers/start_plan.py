@@ -5,13 +5,12 @@ The tick of the controller decides the same one machine at a time, with a stored
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from baton.contract.fleets.fleet import FleetSpec
 from functions.domain.records import Job
 from functions.fleet.ledger import Bound, need_usd, tell_shortage
-from functions.fleet.machine_states import MAYBE_EXISTING
 from functions.fleet.offers.offer_ranking import RankedOffer
 from functions.fleet.records import Machine, Offer
 from functions.fleet.ticks.demand import FleetMachines, missing_machines
@@ -67,12 +66,11 @@ def affordable(
 ) -> Affordable:
     """Return the offers for up to `most` machines, in the order in which the fleet takes them.
 
-    machines: of the fleet; the host of one is not rented a second time. money: of `ledger.tightest`.
+    machines: at whose places nothing is rented a second time. money: of `ledger.tightest`.
     """
     bound, room_usd = money
-    rented = {_ref(one.offer) for one in machines if one.state in MAYBE_EXISTING}
-    usable = [one.offer for one in ranked if not one.rejected]
-    usable = [offer for offer in usable if offer.repeatable or _ref(offer) not in rented]
+    rented = rented_places(machines)
+    usable = [one.offer for one in ranked if not one.rejected and one.offer.place not in rented]
     if not usable:
         return Affordable(
             [], f"no offer fits, the nearest: {ranked[0].rejected}" if ranked else "no provider has an offer"
@@ -85,12 +83,7 @@ def affordable(
             break
         taken.append(offer)
         room_usd -= _need_usd(offer)
-        if not offer.repeatable:
-            usable.remove(offer)
-            # A host sells the same GPU on demand and to bids.
-            twin = next((one for one in usable if _is_twin(one, offer)), None)
-            if twin is not None:
-                usable.remove(twin)
+        usable = [one for one in usable if one.place is None or one.place != offer.place]
     if len(taken) == most:
         return Affordable(taken, "")
     if not usable:
@@ -98,17 +91,13 @@ def affordable(
     return Affordable(taken, tell_shortage(bound, room_usd, min(map(_need_usd, usable))), shortage=True)
 
 
-def _is_twin(one: Offer, other: Offer) -> bool:
-    same = (one.provider, one.machine_ref) == (other.provider, other.machine_ref)
-    return same and one.machine_ref is not None and one.spot != other.spot
+def rented_places(machines: Iterable[Machine]) -> set[tuple[str, str] | None]:
+    """Return the places (`Offer.place`) of the machines that exist or will, without None."""
+    return {one.offer.place for one in machines if not one.state.ended} - {None}
 
 
 def _need_usd(offer: Offer) -> float:
     return need_usd(offer.usd_per_hour, offer.boot_s)
-
-
-def _ref(offer: Offer) -> tuple[str, str]:
-    return offer.provider, offer.ref
 
 
 def _limit(spec: FleetSpec, machines: int, waiting: int) -> str:

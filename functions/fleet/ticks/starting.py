@@ -27,10 +27,10 @@ from functions.fleet.drivers.protocol import (
     ProviderRefused,
 )
 from functions.fleet.ledger import Bound, need_usd, release, tell_shortage
-from functions.fleet.machine_states import ENROLS_WITHIN_S, MAYBE_EXISTING
+from functions.fleet.machine_states import ENROLS_WITHIN_S
 from functions.fleet.offers.known_offers import rank_known
 from functions.fleet.offers.offer_ranking import RankedOffer
-from functions.fleet.offers.start_plan import affordable
+from functions.fleet.offers.start_plan import affordable, rented_places
 from functions.fleet.offers.workload import estimate, hours_of_recipes, typical
 from functions.fleet.records import Machine, Offer, StoredFleet, Terms, token_prefix
 from functions.fleet.ticks.demand import FleetMachines, missing_machines, unservable, without_fleet
@@ -144,9 +144,8 @@ class MachineStarter:
             wanted, why = held
             problems = [f"{wanted.held}: {why}" if why else wanted.held, *problems]
             missing = lacks(wanted.first) or lacks(wanted.jobs)
-        taken = {_ref(one.offer) for one in group if one.state in MAYBE_EXISTING and not one.offer.repeatable}
         for _ in range(missing):
-            problem = self._start_one(fleet, group, ranked, taken)
+            problem = self._start_one(fleet, group, ranked)
             if problem:
                 told = [] if problem == NO_OFFER and problems else [problem]
                 return "; ".join(dict.fromkeys([*problems, *told]))
@@ -171,7 +170,7 @@ class MachineStarter:
             if not self._tick.refusal(one.offer.provider, fleet) and not self._pause(fleet, group, one.offer.provider)
         ]
         money = self._tick.tightest(fleet, self._tick.ledger(fleet), group)
-        found = affordable(able, group, money, fleet.spec.max)
+        found = affordable(able, self._rivals(fleet, group), money, fleet.spec.max)
         wanted = select(waiting, fleet.spec, group, others, startable=len(found.offers), trains=self._trains)
         if not wanted.held:
             return None
@@ -237,18 +236,19 @@ class MachineStarter:
     def _pause(self, fleet: StoredFleet, group: Sequence[Machine], provider: str) -> str:
         return find_pause(self._tick.ledger(fleet).breakers, fleet, provider, group, self._tick.now())
 
-    def _start_one(
-        self, fleet: StoredFleet, group: list[Machine], ranked: Sequence[RankedOffer], taken: set[tuple[str, str]]
-    ) -> str:
+    def _start_one(self, fleet: StoredFleet, group: list[Machine], ranked: list[RankedOffer]) -> str:
         """Start one machine on the first offer that its provider accepts; return the reason if no machine starts.
 
         An offer that cannot be taken now never hides the offers behind it: another provider or market may serve.
+        ranked: loses the offers that were refused.
         """
-        left = [one for one in ranked if _ref(one.offer) not in taken]
+        rented = rented_places(self._rivals(fleet, group))
+        left = [one for one in ranked if one.offer.place not in rented]
         problems = [f"no offer fits, the nearest: {left[0].rejected}" if left else NO_OFFER]
         dear: list[tuple[float, str, Bound]] = []
         tried = Counter[tuple[str, bool]]()
-        for offer in [one.offer for one in left if not one.rejected]:
+        for fitting in [one for one in left if not one.rejected]:
+            offer = fitting.offer
             driver, market = self._tick.drivers[offer.provider], (offer.provider, offer.spot)
             refusal = self._tick.refusal(offer.provider, fleet) or self._pause(fleet, group, offer.provider)
             if refusal:
@@ -271,11 +271,9 @@ class MachineStarter:
                 return "another call changed the ledger at the same moment"
             tried[market] += 1
             group.append(self._create(fleet, machine, driver))
-            failed = group[-1].state in (State.FAILED, State.TERMINATING)
-            if failed or not offer.repeatable:
-                taken.add(_ref(offer))
-            if not failed:
+            if group[-1].state not in (State.FAILED, State.TERMINATING):
                 return ""
+            ranked.remove(fitting)
             refusal = self._tick.refusal(offer.provider, fleet)
             problems = [*problems, f"{offer.provider}: {refusal}" if refusal else group[-1].reason]
         if dear:
@@ -284,6 +282,15 @@ class MachineStarter:
             problems.append(told)
         # The first entry is told only if nothing else is wrong.
         return "; ".join(dict.fromkeys(problems[1:] or problems))
+
+    def _rivals(self, fleet: StoredFleet, group: Sequence[Machine]) -> list[Machine]:
+        """Return the machines that a further machine at the same place would end: those of the fleet, and all bids.
+
+        A renter on demand and a higher bid end a bid without notice, also one of another fleet.
+        """
+        place = fleet.tenant, fleet.spec.name
+        others = [machine for key, found in self._tick.machines.items() if key != place for machine in found]
+        return [*group, *(one for one in others if one.offer.spot)]
 
     def _find_shortage(
         self, fleet: StoredFleet, group: Sequence[Machine], offer: Offer
@@ -378,7 +385,3 @@ def _call_create(driver: Driver, intent: CreateIntent) -> CreateResult:
     except NO_ANSWER as error:
         logger.warning("%s: the create failed", driver.name, exc_info=error)
         return Ambiguous(reason=f"the driver failed in the create: {error}")
-
-
-def _ref(offer: Offer) -> tuple[str, str]:
-    return offer.provider, offer.ref

@@ -344,7 +344,7 @@ def test_the_plan_of_a_submitted_job_counts_its_nodes_once(api: Api) -> None:
 def test_offers_for_nodes_are_counted_by_hosts(api: Api) -> None:
     """The host of the first two offers sells one GPU, on demand and to bids; the kind of the last has many machines."""
     one = {"ref": "a", "machine_ref": "h1", "usd_per_hour": 0.2}
-    bid = {"ref": "a@bid", "machine_ref": "h1", "usd_per_hour": 0.21, "spot": True}
+    bid = {"ref": "a@bid", "ask": "a", "machine_ref": "h1", "usd_per_hour": 0.21, "spot": True}
     many = {"ref": "k", "usd_per_hour": 0.3, "repeatable": True}
     sell(api, Market("loopback", one, bid, {"ref": "b", "machine_ref": "h2", "usd_per_hour": 0.25}, many))
 

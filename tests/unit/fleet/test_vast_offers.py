@@ -106,6 +106,7 @@ def test_an_ask_is_an_offer_with_its_disk_traffic_place_and_end() -> None:
 def test_a_bid_costs_the_bid_and_the_disk() -> None:
     one = offer(bid=True)
     assert (one.ref, one.spot) == ("7@0.2200", True)
+    assert one.place == offer().place == ("vast", "7"), "the host sells one machine"
     assert one.usd_per_hour == pytest.approx(0.22 + 43 * 0.18 / 720)
 
 

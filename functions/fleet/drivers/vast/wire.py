@@ -126,6 +126,7 @@ class Ask(VastRow):
         return Offer(
             provider=PROVIDER,
             ref=ref,
+            ask=str(self.id),
             machine_ref=str(self.machine_id),
             gpu_model=gpu_model(self.gpu_name),
             gpus=self.num_gpus,
