@@ -301,14 +301,21 @@ class RoundProtocol:
                     self._observer.commit(0, [one.orders for one in statuses], saves=False)
                 return
             statuses = yield from self._exchange(group, self._describe(group, done, own))
-            repairs = choose_repairs({one.node: one.hashes for one in statuses if one.node in members})
+            hashes = {one.node: one.hashes for one in statuses if one.node in members}
+            repairs = choose_repairs(hashes)
             self.epochs.tell(
                 "hashes_differ", f"{len(repairs)} buckets take the bytes of {', '.join({*repairs.values()})}"
             )
             if unfinished:
                 unfinished.redone.update(repairs)
                 yield from self._repair(group, statuses, repairs)
-        raise PeerLostError(sorted({*repairs.values()} - {self.node}), "protocol", "hashes differ after repairs")
+        wrong = [
+            node
+            for node, own in hashes.items()
+            if any(own[bucket] != hashes[right][bucket] for bucket, right in repairs.items())
+        ]
+        message = f"the hashes of {', '.join(wrong)} differ after repairs"
+        raise PeerLostError([node for node in wrong if node != self.node], "protocol", message)
 
     def _repair(self, group: EpochGroup, statuses: Sequence[MemberStatus], repairs: dict[int, str]) -> Steps[None]:
         replica = self._replica

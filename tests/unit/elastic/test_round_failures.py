@@ -12,6 +12,7 @@ import torch
 from functions.domain.worlds import membership
 from gpu_client.elastic.engines.engine import EpochGroup, Peer
 from gpu_client.elastic.errors import PeerLostError
+from gpu_client.elastic.recovery.state_transfer import PartRequest, PartUnavailableError
 from gpu_client.elastic.rounds.member_status import AttemptStatus
 from gpu_client.elastic.rounds.round_actions import ExchangeStatus, ReduceBuckets
 from gpu_client.elastic.rounds.round_decisions import MIN_GRACE_S
@@ -301,6 +302,32 @@ def test_members_whose_hashes_differ_take_the_bytes_of_the_majority(faulty: int)
     assert [one.repaired for one in nodes[0].protocol.steward._rounds][:2] == [1, 1]
     assert len({one.replica.hash for one in nodes}) == 1
     assert all(torch.equal(one.replica.state.params, nodes[0].replica.state.params) for one in nodes)
+
+
+@pytest.mark.parametrize("faulty", [0, 2])
+def test_a_member_whose_repairs_fail_is_excluded(faulty: int) -> None:
+    sim, nodes = begin(3)
+    victim, others = nodes[faulty], [one for one in nodes if one is not nodes[faulty]]
+
+    def distort(node: str, bucket: int, average: torch.Tensor) -> None:
+        if node == victim.name and bucket == 1:
+            average += 0.25
+
+    def serve_no_candidate(request: PartRequest) -> torch.Tensor:
+        raise PartUnavailableError("the read fails")
+
+    sim.network.distort = distort
+    for node in others:
+        node.replica.read = serve_no_candidate  # type: ignore[method-assign]
+    run(sim, round_of(others, 1))
+    assert [one.node for one in sim.world.view().members] == [one.name for one in others]
+    assert victim.replica.state.round == 0
+    for node in others:
+        del node.replica.read
+    sim.network.distort = lambda *_: None
+    run(sim, lambda: not victim.progress.is_apart and victim.replica.state.round > 1)
+    sim.settle(1)
+    assert len({one.replica.hash for one in nodes}) == 1
 
 
 def test_joiners_without_the_state_never_outvote_a_holder_of_the_state() -> None:
