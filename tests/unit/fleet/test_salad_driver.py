@@ -360,6 +360,28 @@ def test_a_project_with_more_groups_than_one_list_proves_no_absence(
     assert "a project of its own" in report.problems[0] and len(report.foreign) == MOST_GROUPS - 1
 
 
+def test_the_list_stays_complete_because_no_create_fills_the_project(
+    fake: FakeSalad, driver: SaladDriver, clock: Clock
+) -> None:
+    """With one group more the list could lack a machine: no absence would be proved, and a stray would be billed."""
+    create(driver)
+    fake.cloud.replicas_quota = 2 * MOST_GROUPS
+    for number in range(MOST_GROUPS - 3):
+        fake.cloud.create({**fake.group(TOKEN).body, "name": f"other-{number}", "replicas": 0})
+    driver.inventory("dep10000-", int(clock()))
+    assert isinstance(create(driver, "dep10000-nights-2"), Created)
+    sent = len(posted(fake))
+    for made in (driver, SaladDriver(driver.account, now=clock)):
+        refused = create(made, "dep10000-nights-3")
+        assert isinstance(refused, NotCreated) and refused.kind is RefusalKind.QUOTA
+        assert "delete groups that Baton did not make" in refused.reason
+    assert len(posted(fake)) == sent
+    assert driver.inventory("dep10000-", int(clock())).complete
+    fake.cloud.delete(fake.group("other-0"))
+    clock.advance(60)
+    assert isinstance(create(driver, "dep10000-nights-3"), Created), "without a list in between"
+
+
 def test_the_account_is_examined_without_a_change(fake: FakeSalad, driver: SaladDriver, clock: Clock) -> None:
     create(driver)
     create(driver, "somebody-elses")

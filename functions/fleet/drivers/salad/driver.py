@@ -65,7 +65,11 @@ INTERRUPTIONS_PER_HOUR = {"high": 0.05, "medium": 0.1, "low": 0.3, "batch": 0.5}
 from `medium`, `low` and `batch`."""
 LONGEST_VALUE = 1000
 MOST_LISTED = 100
-"""Groups in one list; Salad has no further pages."""
+"""Groups in one list; Salad has no further pages. A list of so many may lack a group and is no proof of an absence."""
+FULL = (
+    f"the project has at least {MOST_LISTED - 1} container groups, and with one more Salad's list could lack a machine, which is "
+    "billed and cannot be proved gone: delete groups that Baton did not make, or lower `max` of the fleets"
+)
 CLASSES_LAST_S = 300
 """Time for which the list of GPU classes and prices is kept."""
 HOST_LASTS_S = 300
@@ -99,6 +103,8 @@ class SaladDriver:
         self._classes_until = float("-inf")
         self._hosts: dict[str, tuple[SaladInstance, float]] = {}
         """Running instances by group, and the time until which they count."""
+        self._listed = MOST_LISTED
+        """Groups of the last list and creates since; before the first list the project counts as full."""
 
     def quote(self, spec: FleetSpec) -> Sequence[Offer]:
         """Return one offer for each GPU class, without those that suit the document and have no free node."""
@@ -125,11 +131,18 @@ class SaladDriver:
             )
         try:
             body = self._body(intent)
+            if self._listed >= MOST_LISTED - 1:
+                self._list(intent.token)
+            if self._listed >= MOST_LISTED - 1:
+                return NotCreated(reason=FULL, kind=RefusalKind.QUOTA)
+            self._listed += 1
             password = intent.login.password.get_secret_value() if intent.login else ""
             answer = self._http.send("POST", self._groups, body=body, secret=password)
         except AnswerLost as error:
             return Ambiguous(reason=str(error))
-        except (CallNotSent, ProviderUnavailable, ProviderRefused) as error:
+        except ProviderRefused as error:
+            return NotCreated(reason=str(error), kind=error.kind)
+        except (CallNotSent, ProviderUnavailable) as error:
             return NotCreated(reason=str(error))
         if answer.ok and isinstance(answer.body, dict) and answer.body.get("name") == intent.token:
             return Created(handle=intent.token)
@@ -332,6 +345,7 @@ class SaladDriver:
     def _list(self, prefix: str) -> tuple[list[Group], bool]:
         """Return all groups of the project, and True if none with the prefix can be missing."""
         items = _items(self._http.read("GET", self._groups), "items")
+        self._listed = len(items)
         groups = [_parse(Group, item) for item in items]
         unread = [item for item, group in zip(items, groups, strict=True) if group is None]
         complete = len(items) < MOST_LISTED and all(_is_foreign(item, prefix) for item in unread)
