@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from functions.domain.errors import WriteConflict
 from functions.fleet.records import FleetEvent, Machine, StoredFleet
@@ -24,10 +25,10 @@ def watch_balances(tick: Tick, fleets: Sequence[StoredFleet]) -> None:
     machines = [machine for group in tick.machines.values() for machine in group]
     for provider, usd_per_hour in sum_spending(machines).items():
         driver = tick.drivers.get(provider)
-        if driver is None or not tick.in_time:
+        if driver is None or not tick.may_call(driver, "examine"):
             continue
         try:
-            balance_usd = driver.examine(f"{tick.store.deployment()}-").balance_usd
+            balance_usd = tick.ask(provider, partial(driver.examine, f"{tick.store.deployment()}-")).balance_usd
         except NO_ANSWER as error:
             tick.fail(f"{provider}: the credit cannot be read: {error}")
             continue

@@ -1,8 +1,9 @@
 """Run one tick of the controller: reconcile all machines with their providers, then start what is missing.
 
 The order follows from the promises: inventories first, deadlines and money before any new spending, destroys before
-creates. Every write is conditional on the controller's fence and on the version of the record, and the intent of a
-create is stored before the call. Therefore the next tick finishes whatever a tick that died at any instruction left.
+creates. A provider whose call hangs is asked last for the ends of its machines, and for nothing else. Every write is
+conditional on the controller's fence and on the version of the record, and the intent of a create is stored before the
+call. Therefore the next tick finishes whatever a tick that died at any instruction left.
 """
 
 from __future__ import annotations
@@ -10,8 +11,9 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import suppress
+from functools import partial
+from typing import TypeVar
 
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.money import Budget
@@ -34,6 +36,8 @@ from functions.fleet.ticks.tick import NO_ANSWER, MachineKeys, ReadJobs, Tick, T
 from functions.fleet.ticks.trainings import ReadProgress, ReadWorld, TrainingSupervisor
 
 logger = logging.getLogger("baton.fleet")
+
+T = TypeVar("T")
 
 LEASE_S = 90
 """Lease of one tick. A function that is paused longer than its lease cannot write any more, because of the fence."""
@@ -195,12 +199,23 @@ class Reconciliation:
         watch_balances(self._tick, fleets)
         retire(self._tick, fleets, machines)
         self._tick.settle()
+        self._destroy_late([*machines.values()])
         report = self._tick.report
         for group in machines.values():
             for machine in group:
                 report.machines[machine.state] = report.machines.get(machine.state, 0) + 1
                 report.usd_per_hour += machine.usd_per_hour if machine.billed else 0.0
         return finished and not damaged
+
+    def _destroy_late(self, groups: Sequence[list[Machine]]) -> None:
+        """Ask silent providers for the ends of their machines, now that a call which hangs delays nothing else.
+
+        Such a provider may carry out a destroy although its list does not come.
+        """
+        silent = self._tick.take_silent()
+        places = [(group, at) for group in groups for at, one in enumerate(group) if one.provider in silent]
+        for group, at in _rotate(places, self._tick.fence):
+            group[at] = self._tick.destroy(group[at])
 
     def _start(self, fleet: StoredFleet, fleets: Sequence[StoredFleet], *, later: bool = False) -> bool:
         """Start the missing machines of one fleet: `MachineStarter.start_missing`."""
@@ -253,21 +268,14 @@ class Reconciliation:
                 self._tick.fail(no_account(provider))
             elif self._tick.in_time:
                 asked[provider] = driver
-        if not asked:
-            return {}
         prefix, now = f"{self._store.deployment()}-", self._now()
-        pool = ThreadPoolExecutor(len(asked), thread_name_prefix="inventory")
-        answers = {name: pool.submit(_list_machines, driver, prefix, now) for name, driver in asked.items()}
-        wait(answers.values(), self._tick.reading_s)
-        # A read that still waits for its provider ends by its own time-out; nothing follows from its answer.
-        pool.shutdown(wait=False)
+        reads = {name: partial(_list_machines, driver, prefix, now) for name, driver in asked.items()}
         found: dict[str, Inventory] = {}
-        for provider, answer in answers.items():
+        for provider, answer in self._tick.ask_together(reads, self._tick.reading_s).items():
             try:
-                found[provider] = answer.result(timeout=0)
+                found[provider] = answer.result()
             except NO_ANSWER as error:
-                told = str(error) or "no answer in time"
-                self._tick.fail(f"{provider}: the list of machines cannot be read: {told}")
+                self._tick.fail(f"{provider}: the list of machines cannot be read: {error}")
                 if isinstance(error, ProviderRefused):
                     self._tick.refuse(provider, error.kind, str(error))
                 continue
@@ -327,17 +335,17 @@ class Reconciliation:
         if price is None or driver is None or machine.handle is None or not self._tick.may_call(driver, "accept"):
             return
         try:
-            driver.accept_price(machine.handle, price)
+            self._tick.ask(machine.provider, partial(driver.accept_price, machine.handle, price))
         except NO_ANSWER as error:
             self._tick.fail(f"{machine.provider}: the price of machine {machine.id} cannot be accepted: {error}")
 
     def _charge(self, machine: Machine) -> float | None:
         """Return what the provider charges for an ended machine; None if the provider has no record now."""
         driver = self._tick.drivers.get(machine.provider)
-        if driver is None or machine.handle is None:
+        if driver is None or machine.handle is None or not self._tick.may_call(driver, "charge"):
             return None
         try:
-            charged_usd = driver.charged_usd(machine.handle)
+            charged_usd = self._tick.ask(machine.provider, partial(driver.charged_usd, machine.handle))
             return None if charged_usd is None else charged_usd - machine.charged_before_usd
         except NO_ANSWER as error:
             self._tick.fail(f"{machine.provider}: the charge of machine {machine.id} cannot be read: {error}")
@@ -396,6 +404,12 @@ class Reconciliation:
 
 def _list_machines(driver: Driver, prefix: str, now: int) -> Inventory:
     return driver.inventory(prefix, now)
+
+
+def _rotate(values: Sequence[T], turn: int) -> list[T]:
+    """Return the values from another one on in each turn, because the time of a tick may end before the last one."""
+    at = turn % max(1, len(values))
+    return [*values[at:], *values[:at]]
 
 
 def _find_unwanted(fleet: StoredFleet, machine: Machine, group: Sequence[Machine]) -> str:

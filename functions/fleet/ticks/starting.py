@@ -10,6 +10,7 @@ from contextlib import suppress
 from functools import partial
 
 from baton.contract.elastic.nodes import ELASTIC_PORT
+from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.job_machines import FAILED_WAITING_JOBS
 from baton.contract.fleets.registries import RegistryLogin
@@ -195,27 +196,30 @@ class MachineStarter:
     ) -> tuple[list[RankedOffer], list[str]]:
         """Return the ranked offers of all providers of a fleet, and why a provider was not heard."""
         offers: list[Offer] = []
-        problems: list[str] = []
+        problems: dict[str, str] = dict.fromkeys(fleet.spec.providers, "")
+        reads: dict[str, Callable[[], Sequence[Offer]]] = {}
         for name in fleet.spec.providers:
             driver = self._tick.drivers.get(name)
             refusal = self._tick.refusal(name, fleet) or self._pause(fleet, group, name)
             if driver is None:
-                problems.append(no_account(name))
+                problems[name] = no_account(name)
             elif refusal:
-                problems.append(f"{name}: {refusal}")
+                problems[name] = f"{name}: {refusal}"
             elif not self._tick.may_call(driver, "quote"):
-                problems.append(f"{name}: {LATER}")
+                problems[name] = f"{name}: {LATER}"
             else:
-                try:
-                    found = driver.quote(fleet.spec)
-                except NO_ANSWER as error:
-                    problems.append(f"{name}: no offers: {tell(error)}")
-                    if isinstance(error, ProviderRefused):
-                        self._tick.refuse(name, error.kind, str(error), fleet)
-                    continue
-                offers += found
-                if not found:
-                    problems.append(f"{name}: {NOTHING_SOLD}")
+                reads[name] = partial(_quote, driver, fleet.spec)
+        for provider, answer in self._tick.ask_together(reads, self._tick.answer_s).items():
+            try:
+                found = answer.result()
+            except NO_ANSWER as error:
+                problems[provider] = f"{provider}: no offers: {tell(error)}"
+                if isinstance(error, ProviderRefused):
+                    self._tick.refuse(provider, error.kind, str(error), fleet)
+                continue
+            offers += found
+            if not found:
+                problems[provider] = f"{provider}: {NOTHING_SOLD}"
         jobs = [job for job in waiting if unservable(job, fleet.spec) is None]
         by_recipe = offers and any(job.spec.recipe for job in jobs)
         history = hours_of_recipes(self._completed(fleet.tenant)) if by_recipe else {}
@@ -223,7 +227,8 @@ class MachineStarter:
         ranked = rank_known(self._tick.store, offers, fleet.spec, work, self._tick.now())
         hosts = self._avoided_hosts(fleet, jobs)
         # Another container at the same host would fail the job again; the only host is better than none.
-        return sorted(ranked, key=lambda one: (one.offer.provider, one.offer.machine_ref) in hosts), problems
+        ranked.sort(key=lambda one: (one.offer.provider, one.offer.machine_ref) in hosts)
+        return ranked, [one for one in problems.values() if one]
 
     def _avoided_hosts(self, fleet: StoredFleet, jobs: Sequence[Job]) -> set[tuple[str, str | None]]:
         """Return provider and host of the ended machines that a waiting job avoids; an unknown host is none."""
@@ -356,9 +361,18 @@ class MachineStarter:
             login=self._find_login(fleet.tenant, fleet.spec.image),
             port=machine.terms.port if machine.terms is not None else None,
         )
-        after = self._record(fleet, stored, _call_create(driver, intent))
+        after = self._record(fleet, stored, self._call_create(driver, intent))
         # A machine that must not stay, such as one above the cap, costs money until its destroy call.
         return self._tick.destroy(self._tick.save(fleet, stored, release(after), self._tick.ledger(fleet)))
+
+    def _call_create(self, driver: Driver, intent: CreateIntent) -> CreateResult:
+        """Call the provider. A driver that fails in the middle of the call says nothing about the machine."""
+        try:
+            create = partial(driver.create, intent)
+            return self._tick.call(driver.name, create, lambda result: isinstance(result, Created))
+        except NO_ANSWER as error:
+            logger.warning("%s: the create failed", driver.name, exc_info=error)
+            return Ambiguous(reason=f"the driver failed in the create: {error}")
 
     def _record(self, fleet: StoredFleet, machine: Machine, result: CreateResult) -> Machine:
         """Return the machine after the outcome of its create."""
@@ -378,10 +392,5 @@ class MachineStarter:
         return lifecycle.refused(machine, reason, now)
 
 
-def _call_create(driver: Driver, intent: CreateIntent) -> CreateResult:
-    """Call the provider. A driver that fails in the middle of the call says nothing about the machine."""
-    try:
-        return driver.create(intent)
-    except NO_ANSWER as error:
-        logger.warning("%s: the create failed", driver.name, exc_info=error)
-        return Ambiguous(reason=f"the driver failed in the create: {error}")
+def _quote(driver: Driver, spec: FleetSpec) -> Sequence[Offer]:
+    return driver.quote(spec)

@@ -9,10 +9,12 @@ import logging
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
 
@@ -42,9 +44,13 @@ logger = logging.getLogger("baton.fleet")
 
 LEAST_TIME_S = 20
 """Time of the function that must be left before a provider is called: a call ends within its time-out."""
-MACHINES_S = 10
-"""Time of the function that is kept for the machines while providers read their lists."""
+MACHINES_S = 15
+"""Time of the function that is kept for the machines and the offers while providers read their lists."""
+CREATING_S = 2
+"""Time that is kept until the first create while providers read their offers."""
 READING_AT_LEAST_S = 5.0
+HANG_S = 10.0
+"""Duration of a failed call after which the tick asks the provider no more: a few such calls would use up the tick."""
 LONGEST_PAUSE_S = 15
 """Longest interval between two calls that a tick waits for instead of leaving the call to the next tick."""
 DESTROY_EVERY_S = 30
@@ -60,6 +66,7 @@ OF_ONE_FLEET = frozenset({RefusalKind.IMAGE, RefusalKind.INVALID})
 """Refusals that follow from the document of a fleet; any other refusal hits every fleet."""
 
 
+T = TypeVar("T")
 ReadJobs = Callable[[Sequence[str]], Sequence[Job]]
 
 
@@ -132,6 +139,7 @@ class Tick:
         self._spending: DeploymentLedger | None = None
         self._ledgers: dict[tuple[str, str], Ledger] = {}
         self._refused: dict[tuple[str, tuple[str, str] | None], str] = {}
+        self._silent: set[str] = set()
 
     @property
     def in_time(self) -> bool:
@@ -143,13 +151,65 @@ class Tick:
         """Return the time in seconds for the lists of all providers, after which the machines need their time."""
         return max(READING_AT_LEAST_S, self._time_left_s() - LEAST_TIME_S - MACHINES_S)
 
+    @property
+    def answer_s(self) -> float:
+        """Return the time in seconds for any other read, after which a create has its time."""
+        return max(READING_AT_LEAST_S, self._time_left_s() - LEAST_TIME_S - CREATING_S)
+
+    def call(self, provider: str, send: Callable[[], T], answered: Callable[[T], bool] = lambda _: True) -> T:
+        """Return the outcome of one call; silence the provider if the call fails after HANG_S.
+
+        answered: returns False for an outcome that is a failure.
+        """
+        left_s, failed = self._time_left_s(), True
+        try:
+            outcome = send()
+            failed = not answered(outcome)
+            return outcome
+        finally:
+            if failed and left_s - self._time_left_s() >= HANG_S:
+                self.silence(provider)
+
+    def silence(self, provider: str) -> None:
+        """Ask a provider for nothing more in this tick, because other providers and the last writes need the time."""
+        self._silent.add(provider)
+        told = f"{ErrorCode.PROVIDER_UNAVAILABLE}: no answer in this tick; the next tick asks again"
+        self._refused.setdefault((provider, None), told)
+
+    def take_silent(self) -> set[str]:
+        """Return the silenced providers, and permit calls but starts again."""
+        silent, self._silent = self._silent, set()
+        return silent
+
+    def ask_together(self, reads: Mapping[str, Callable[[], T]], within_s: float) -> dict[str, Future[T]]:
+        """Send one read to each provider at once; return the outcomes, ProviderUnavailable for an answer that is late.
+
+        A read that still waits for its provider ends by its own time-out; nothing follows from its answer.
+        """
+        if not reads:
+            return {}
+        pool = ThreadPoolExecutor(len(reads), thread_name_prefix="provider")
+        answers = {provider: pool.submit(self.call, provider, read) for provider, read in reads.items()}
+        wait(answers.values(), within_s)
+        pool.shutdown(wait=False)
+        for provider, answer in answers.items():
+            if not answer.done():
+                self.silence(provider)
+                answers[provider] = Future()
+                answers[provider].set_exception(ProviderUnavailable("no answer in time"))
+        return answers
+
+    def ask(self, provider: str, read: Callable[[], T]) -> T:
+        """Return the answer to one read. Raises the driver's exception, or ProviderUnavailable for a late answer."""
+        return self.ask_together({provider: read}, self.answer_s)[provider].result()
+
     def may_call(self, driver: Driver, call: str) -> bool:
-        """Return True if time is left for a call and the provider's minimum interval has passed.
+        """Return True if the provider answers, time is left, and the provider's minimum interval has passed.
 
         A short interval passes here, because machines that wait for their destroy call cost money for each tick.
         """
         interval_s = driver.min_interval_s.get(call, 0.0)
-        if not self.in_time:
+        if driver.name in self._silent or not self.in_time:
             return False
         if interval_s == 0.0 or self.store.allow(driver.name, call, self.now(), interval_s):
             return True
@@ -181,7 +241,7 @@ class Tick:
         if driver is None or not self.may_call(driver, "destroy"):
             return False
         try:
-            accepted = driver.destroy(handle)
+            accepted = self.call(provider, partial(driver.destroy, handle), bool)
         except NO_ANSWER as error:
             self.fail(f"{provider}: machine {handle} cannot be destroyed yet: {error}")
             return False
