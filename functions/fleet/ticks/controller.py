@@ -30,7 +30,7 @@ from functions.fleet.store import DamagedRecord, FenceLost, FleetStore
 from functions.fleet.ticks.balances import watch_balances
 from functions.fleet.ticks.document_changes import EXCEEDS_MAX, outdated, surplus
 from functions.fleet.ticks.rented import retire, stop_with_jobs
-from functions.fleet.ticks.starting import FindLogin, MachineStarter
+from functions.fleet.ticks.starting import LATER, FindLogin, MachineStarter
 from functions.fleet.ticks.strays import adopt
 from functions.fleet.ticks.tick import NO_ANSWER, MachineKeys, ReadJobs, Tick, TickReport
 from functions.fleet.ticks.trainings import ReadProgress, ReadWorld, TrainingSupervisor
@@ -193,7 +193,7 @@ class Reconciliation:
         for fleet in fleets if finished else ():
             self._supervisor.supervise(fleet)
         # Nodes beyond `min` of elastic jobs come after the first machine of every other job.
-        more = [fleet for fleet in fleets if finished and self._start(fleet, fleets)]
+        more = [fleet for fleet in self._in_turn(fleets) if finished and self._start(fleet, fleets)]
         for fleet in more:
             self._start(fleet, fleets, later=True)
         watch_balances(self._tick, fleets)
@@ -216,6 +216,14 @@ class Reconciliation:
         places = [(group, at) for group in groups for at, one in enumerate(group) if one.provider in silent]
         for group, at in _rotate(places, self._tick.fence):
             group[at] = self._tick.destroy(group[at])
+
+    def _in_turn(self, fleets: Sequence[StoredFleet]) -> list[StoredFleet]:
+        """Return the fleets in the order in which they rent: first those that the last tick did not reach, in turn.
+
+        Otherwise a few fleets that find no offer would claim each search that a provider permits.
+        """
+        late = [one for one in _rotate(fleets, self._tick.fence) if LATER in self._tick.ledger(one).waits]
+        return [*late, *(one for one in fleets if LATER not in self._tick.ledger(one).waits)]
 
     def _start(self, fleet: StoredFleet, fleets: Sequence[StoredFleet], *, later: bool = False) -> bool:
         """Start the missing machines of one fleet: `MachineStarter.start_missing`."""
