@@ -14,18 +14,20 @@ LOW_H = 2.0
 """Hours of the present spending at which the credit counts as low."""
 EVERY_S = 1800
 """Time between two looks at the credit of a provider whose machines cost money."""
-TICK_S = 60
-"""Time between two ticks. The first tick of each period looks, so that no record of the last look is needed."""
+LOOK_S = 300
+"""Time from the beginning of each period in which the first tick looks: some ticks are late, and nudges bring more."""
 
 
 def watch_balances(tick: Tick, fleets: Sequence[StoredFleet]) -> None:
     """Tell the fleets whose machines will lose their provider's account, while there is time to add credit."""
-    if tick.now() % EVERY_S >= TICK_S:
+    if tick.now() % EVERY_S >= LOOK_S:
         return
     machines = [machine for group in tick.machines.values() for machine in group]
     for provider, usd_per_hour in sum_spending(machines).items():
         driver = tick.drivers.get(provider)
         if driver is None or not tick.may_call(driver, "examine"):
+            continue
+        if not tick.store.allow(provider, "balance", tick.now(), LOOK_S):
             continue
         try:
             balance_usd = tick.ask(provider, partial(driver.examine, f"{tick.store.deployment()}-")).balance_usd

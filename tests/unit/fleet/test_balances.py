@@ -53,6 +53,34 @@ def test_a_low_credit_is_an_event_of_the_fleet_twice_an_hour(night: Night, monke
     assert len(warnings(night)) == 2 and [at % EVERY_S for at in examined] == [0, 0, 0, 0, 0]
 
 
+@pytest.mark.parametrize(
+    ("offsets_s", "looks"),
+    [
+        ((0, 20, 59), [0]),
+        ((1799, 1865), [1865]),
+        ((299, 300, 1799, 1800, 2099, 3601), [299, 1800, 3601]),
+        ((300, 1799), []),
+    ],
+    ids=["nudges", "a tick that ends late", "the edges of periods", "outside"],
+)
+def test_one_tick_of_each_half_hour_looks_at_a_credit(
+    night: Night, monkeypatch: pytest.MonkeyPatch, offsets_s: tuple[int, ...], looks: list[int]
+) -> None:
+    night.now -= 3 * EVERY_S
+    night.step(2)
+    begun, examined = 1_699_999_200, list[int]()
+
+    def examine(prefix: str) -> AccountReport:
+        examined.append(night.now - begun)
+        return AccountReport(account="me", balance_usd=0.4)
+
+    monkeypatch.setattr(night.providers["loopback"], "examine", examine)
+    for offset_s in offsets_s:
+        night.now = begun + offset_s
+        night.controller().tick()
+    assert examined == looks and len(warnings(night)) == len(looks)
+
+
 def test_a_tick_without_time_has_not_finished(night: Night) -> None:
     assert night.store.last_tick() is None
     night.step()
