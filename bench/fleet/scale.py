@@ -16,8 +16,10 @@ from baton.contract.fleets.fleet import MachineState as State
 from bench.harness.figures import Figure
 from bench.harness.plane import TENANT, Plane
 from cdk.resources.functions import MEMORY_MIB
+from functions.domain.checkpoints.packs import SWEEPER_TIMEOUT_S
 from functions.fleet.lifecycle import COST_STORED_EVERY_S
 from functions.fleet.records import Machine, Offer, StoredFleet
+from functions.fleet.ticks.tick import LEAST_TIME_S
 from functions.storage.dynamodb.fleet import DynamoFleetStore
 
 MACHINES, JOBS, FLEETS = 1000, 10_000, 4
@@ -25,8 +27,8 @@ ANSWER_S = (0.005, 0.010)
 """Answer time of DynamoDB: usual, and slow."""
 CPU_SHARE = 0.29
 """Share of a processor of a function of 512 MiB (bench/costs/cost_model.py)."""
-TICK_S = 60 - 20
-"""Time of a tick in which providers are still called (`functions/fleet/ticks/tick.py`)."""
+TICK_S = SWEEPER_TIMEOUT_S - LEAST_TIME_S
+"""Time of a tick in which providers are still called."""
 
 
 def measure(endpoint_url: str, *, machines: int = MACHINES, jobs: int = JOBS) -> list[Figure]:

@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from functools import partial
 
 from bench.harness.plane import Plane
+from functions.domain.checkpoints.packs import SWEEPER_TIMEOUT_S
 from functions.fleet.records import Machine
 from functions.fleet.ticks.controller import FleetController
 from functions.fleet.ticks.demand import waiting_jobs
@@ -23,7 +24,6 @@ from functions.storage.dynamodb.fleet import DynamoFleetStore
 from tests.twins.provider import VirtualMachine, VirtualProvider
 
 FREE_OFFERS = 100
-LAMBDA_S = 60.0
 
 
 class Keys:
@@ -55,7 +55,7 @@ def main(endpoint_url: str, prefix: str) -> None:
         keys=Keys(),
         now=lambda: now,
         random_token=plane.context.random.token,
-        time_left_s=lambda: LAMBDA_S,
+        time_left_s=lambda: float(SWEEPER_TIMEOUT_S),
     )
     cpu_before, began = time.process_time(), time.perf_counter()
     with plane.requests() as sent:

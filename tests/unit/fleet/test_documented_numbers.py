@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from baton.contract.fleets.fleet import MachineState as State
+from functions.domain.checkpoints.packs import SWEEPER_TIMEOUT_S
 from functions.fleet import breaker, ledger, lifecycle, machine_states
 from functions.fleet.machine_states import DEADLINES
 from functions.fleet.offers.reputation import LONGEST_DOUBLED_S, QUARANTINE_S
@@ -44,6 +45,7 @@ MINUTE, HOUR, DAY = 60, 3600, 24 * 3600
         ("the credit lasts two hours at the present spending", 2, balances.LOW_H),
         ("Twice an hour the tick looks at the credit", HOUR // 2, balances.EVERY_S),
         ("summed by Baton and stored every five minutes", 5 * MINUTE, lifecycle.COST_STORED_EVERY_S),
+        ("in Lambda that is 17 s of 55 s", 55, SWEEPER_TIMEOUT_S),
     ],
 )
 def test_the_page_names_the_number_of_the_product(sentence: str, documented: float, real: float) -> None:
