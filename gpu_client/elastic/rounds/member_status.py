@@ -15,7 +15,7 @@ from baton.contract.elastic.data import DataProgress
 from baton.contract.elastic.world import Round, WorldEpoch
 from gpu_client.elastic.parameters import MAX_BUCKETS
 
-PROTOCOL = 2
+PROTOCOL = 3
 """Version of the statuses and of the decisions on them; all nodes of a world have the same version."""
 Weight = Annotated[int, Field(ge=0, le=10**13)]
 """Tokens of one node in one round. The sum of all nodes fits into a report."""
@@ -48,6 +48,7 @@ class MemberStatus:
     and has asked for that round for leaving_for_s. joining: a node is fetching the outer state.
     cut_off: the control plane has not answered the member lately. grace_s: patience with late members.
     metrics: newest metrics of the member, with its contribution. orders: for all members, by rules and commands.
+    committed: orders of the committed round, in the first statuses of an epoch.
     data: shards that the delta has trained. idle: the member has no data at present.
     done: hash of the state that a commit would produce, once this member holds all averages. hashes: `done` by bucket.
     """
@@ -69,6 +70,7 @@ class MemberStatus:
     grace_s: float = 0.0
     metrics: Mapping[str, float] = field(default_factory=dict)
     orders: tuple[Mapping[str, Any], ...] = ()
+    committed: tuple[Mapping[str, Any], ...] = ()
     data: DataProgress | None = None
     idle: bool = False
     attempt: AttemptStatus | None = None

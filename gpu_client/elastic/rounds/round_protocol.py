@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -51,6 +52,7 @@ from gpu_client.elastic.rounds.round_decisions import (
     normalize_weights,
 )
 from gpu_client.elastic.rounds.world_metrics import (
+    Orders,
     RoundObserver,
     SilentObserver,
     measure_link,
@@ -63,6 +65,8 @@ PARTS_BETWEEN_TICKS = 16
 MAX_REPAIRS = 5
 """Comparisons of one round after which the members whose hashes still differ are lost."""
 REMEMBERED_LAGS = 64
+MAX_COMMITTED_ORDERS = 16
+"""Orders of a committed round that a status repeats, beside as many of the next round and the settings for joiners."""
 MAX_SENT_SPANS = 1000
 """Size of the largest counted data that fits into a status; at the end of the data, a few spans are left."""
 
@@ -100,6 +104,10 @@ class RoundProtocol:
         self._committed_at = clock()
         self._reduced: dict[str, float] = {}
         """Metrics of the newest round that has begun, over its contributors."""
+        self._concluding: Sequence[str] = ()
+        """Members of the newest round whose averages this node has announced."""
+        self._committed: tuple[Mapping[str, Any], ...] = ()
+        """Orders of the newest committed round, for members that a death has kept from the commit."""
 
     def run(self) -> Steps[None]:
         """Take part in rounds until the node leaves or the world ends."""
@@ -183,6 +191,7 @@ class RoundProtocol:
                 grace_s=compute_grace_s(self._lags_s),
                 metrics={} if offered is None or hashes else progress.metrics,
                 orders=tuple(orders),
+                committed=self._committed if enters else (),
                 data=None if hashes else self._describe_data(offered),
                 idle=progress.is_idle,
                 attempt=None if replica.unfinished is None else replica.unfinished.status(),
@@ -285,6 +294,7 @@ class RoundProtocol:
         """Commit once all `members` have announced all averages and equal hashes."""
         replica = self._replica
         unfinished = replica.unfinished if self.node in members else None
+        self._concluding = members
         if unfinished:
             tokens = sum(unfinished.tokens.values())
             number, round_s = unfinished.round, self._clock() - self._committed_at
@@ -296,7 +306,7 @@ class RoundProtocol:
             statuses = yield from self._exchange(group, self._describe(group, done))
             if len({one.done for one in statuses if one.node in members}) == 1:
                 if unfinished:
-                    self._commit(group, statuses, members)
+                    self._commit(group, statuses)
                 else:
                     self._observer.commit(0, [one.orders for one in statuses], saves=False)
                 return
@@ -332,19 +342,29 @@ class RoundProtocol:
                 if isinstance(values, torch.Tensor) and values.numel() == 2 * replica.size_of(bucket):
                     replica.repair(bucket, values)
 
-    def _commit(self, group: EpochGroup, statuses: Sequence[MemberStatus], members: Sequence[str]) -> None:
-        replica, unfinished = self._replica, self._replica.unfinished
-        assert unfinished is not None
-        number, tokens = unfinished.round, unfinished.tokens
+    def _finish(self, orders: Sequence[Orders]) -> None:
+        """Commit the averages, with the orders for all members and this node's turn to save."""
+        replica, members = self._replica, self._concluding
+        assert replica.unfinished is not None
+        number = replica.unfinished.round
         self._is_new = False
         turn, is_last = number // replica.fragments, number % replica.fragments == 0
         saves = is_last and members[turn % len(members)] == self.node
         # The main thread may go on as soon as the round is committed, and all nodes act after the same round.
-        self._observer.commit(number, [one.orders for one in statuses], saves=saves)
+        self._observer.commit(number, orders, saves=saves)
         with self._progress.changed:
             replica.commit()
             self._progress.notify(is_checkpoint_due=saves)
-        committed_at, self._committed_at = self._committed_at, self._clock()
+        self._committed_at = self._clock()
+        found = [one for some in orders for one in some]
+        unique = [one for place, one in enumerate(found) if one not in found[:place]]
+        self._committed = tuple(unique[:MAX_COMMITTED_ORDERS])
+
+    def _commit(self, group: EpochGroup, statuses: Sequence[MemberStatus]) -> None:
+        unfinished = self._replica.unfinished
+        assert unfinished is not None
+        number, tokens, committed_at = unfinished.round, unfinished.tokens, self._committed_at
+        self._finish([one.orders for one in statuses])
         one = RoundReport(
             round=number,
             epoch=group.epoch,
@@ -372,7 +392,7 @@ class RoundProtocol:
             return True
         if replica.candidate == target.state:
             # The reference has committed the averages that this member holds, too.
-            replica.commit()
+            self._finish([target.committed])
             return True
         holders = [
             peer

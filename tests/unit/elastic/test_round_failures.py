@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from gpu_client.elastic.recovery.state_transfer import PartRequest, PartUnavaila
 from gpu_client.elastic.rounds.member_status import AttemptStatus
 from gpu_client.elastic.rounds.round_actions import ExchangeStatus, ReduceBuckets
 from gpu_client.elastic.rounds.round_decisions import MIN_GRACE_S
+from gpu_client.elastic.rounds.world_metrics import Orders, SilentObserver
 from tests.kits.elastic.memory_engine import ReduceCall
 from tests.kits.elastic.simulation import PATIENCE, SimulatedNode, Simulation
 
@@ -285,6 +287,37 @@ def test_a_zombie_of_an_old_epoch_contributes_to_no_round() -> None:
     run(sim, lambda: zombie.protocol.epochs.synced_epoch == 0, only=[zombie])
     assert sim.ledger.included == before
     assert [one.node for one in sim.world.view().members] == [one.name for one in nodes[:2]]
+
+
+class NotedOrders(SilentObserver):
+    """Observer that sends orders between the first statuses of an epoch, and notes each commit."""
+
+    def __init__(self, orders: Sequence[Mapping[str, Any]] = ()) -> None:
+        self.orders = orders
+        self.commits: list[tuple[int, list[Mapping[str, Any]], bool]] = []
+
+    def describe(self, *, leads: bool, enters: bool) -> Orders:
+        return () if enters else self.orders
+
+    def commit(self, number: int, statuses: Sequence[Orders], *, saves: bool) -> None:
+        self.commits.append((number, [one for orders in statuses for one in orders], saves))
+
+
+def test_a_member_that_a_death_kept_from_a_commit_takes_the_orders_and_its_turn_to_save() -> None:
+    sim, nodes = begin(3)
+    order = {"id": "1.0.rule", "order": {"action": "save"}}
+    observers = [NotedOrders([order]), NotedOrders(), NotedOrders()]
+    for node, observer in zip(nodes, observers, strict=True):
+        node.protocol._observer = observer
+    run(sim, lambda: all(isinstance(one.action, ExchangeStatus) and one.replica.candidate for one in nodes))
+    for node in (nodes[1], nodes[2], nodes[0]):
+        node.advance()
+    assert [one.replica.state.round for one in nodes] == [1, 0, 0], "the first member alone has all statuses"
+    sim.kill(nodes[2])
+    nodes[1].advance(prefers_loss=True)
+    run(sim, round_of(nodes[:2], 1), trains=False)
+    assert [one.commits for one in observers[:2]] == [[(1, [order], False)], [(1, [order], True)]]
+    assert [one.progress.is_checkpoint_due for one in nodes[:2]] == [False, True]
 
 
 @pytest.mark.parametrize("faulty", [0, 2])

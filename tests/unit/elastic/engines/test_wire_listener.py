@@ -147,8 +147,6 @@ def test_a_known_caller_waits_for_no_question(
             stranger.result()
 
 
-def test_a_machine_without_threads_loses_one_caller(
-    node: Node, caller: NodeIdentity, monkeypatch: pytest.MonkeyPatch
 def test_a_certificate_that_cannot_be_read_keeps_no_other_caller_out(node: Node) -> None:
     identity = NodeIdentity()
     node.trusted += ["A", identity.certificate]
@@ -176,6 +174,8 @@ def test_a_stranger_while_the_control_plane_is_away_keeps_no_known_caller_out(
     assert asked == ["view"]
 
 
+def test_a_machine_without_threads_loses_one_caller(
+    node: Node, caller: NodeIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
