@@ -3,6 +3,7 @@ import { learnTime } from "./clock.js";
 import { ApiError, jsonOf, refusalIn } from "./errors.js";
 import { PATIENCE_MS, endShare, session, token } from "./session.js";
 
+const PAGE = 1000;
 const REFUSED_KEY = new Set(["key_unknown", "key_revoked", "key_expired", "http_403"]);
 
 /** GET `path` and return the JSON answer. Throws ApiError. */
@@ -16,6 +17,21 @@ export const remove = (path) => call("DELETE", path);
 export async function call(method, path, { query, body, headers } = {}) {
   const answer = await fetchAnswer(method, withQuery(path, query), { body, headers });
   return answer.status === 204 ? null : jsonOf(answer);
+}
+
+/**
+ * Read a list page by page, `pages` at most, and return the last answer with the items of all pages in field `name`.
+ *
+ * A `next_cursor` in the returned answer tells that the list is longer. Throws ApiError.
+ */
+export async function getPages(path, name, pages) {
+  const items = [];
+  let answer;
+  for (let read = 0; read < pages && (!answer || answer.next_cursor); read += 1) {
+    answer = await get(path, { limit: PAGE, cursor: answer?.next_cursor });
+    items.push(...answer[name]);
+  }
+  return { ...answer, [name]: items };
 }
 
 /** Read `path` unless it still has `etag`; returns `{changed, data, etag}`. Throws ApiError. */

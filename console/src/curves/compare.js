@@ -29,11 +29,13 @@ function Choice({ job, others, onChange }) {
   if (error) return html`<${Failure} error=${error} />`;
   if (!data) return html`<${Loading} rows=${4} label="Loading jobs" />`;
   const found = data.jobs.filter((one) => one.id !== job.id && `${titleOf(one)} ${one.id} ${one.queue}`.toLowerCase().includes(text.toLowerCase()));
-  const toggle = (id) => onChange(others.includes(id) ? others.filter((one) => one !== id) : [...others, id].slice(-MAX_COMPARED));
+  const full = others.length >= MAX_COMPARED;
+  const toggle = (id) => onChange(others.includes(id) ? others.filter((one) => one !== id) : [...others, id]);
   return html`<input type="search" placeholder="Name, id or queue" aria-label="Search among the newest 100 jobs" value=${text} onInput=${(event) => setText(event.target.value)} />
-    <ul class="choice">
+    <p class="soft" role="status">${full && `A plot compares ${MAX_COMPARED + 1} jobs at most. Uncheck a job to choose another.`}</p>
+    <ul class="compared">
       ${found.map((one) => html`<li key=${one.id}><label>
-        <input type="checkbox" checked=${others.includes(one.id)} onChange=${() => toggle(one.id)} />
+        <input type="checkbox" checked=${others.includes(one.id)} disabled=${full && !others.includes(one.id)} onChange=${() => toggle(one.id)} />
         <span class="clip">${titleOf(one)}</span><${StateBadge} state=${one.state} />
       </label></li>`)}
       ${found.length === 0 && html`<li class="soft">No other job matches.</li>`}

@@ -5,6 +5,7 @@ import { count, counted } from "../core/format.js";
 import { html } from "../core/html.js";
 import { useResource } from "../core/polling.js";
 import { go, hrefOf, isJobId } from "../core/router.js";
+import { session } from "../core/session.js";
 import { titleOf } from "../jobs/actions.js";
 import { MAX_COMPARED, Compare } from "./compare.js";
 import { MAX_COLORS, byColor, marksOf, repeatedRanges, smooth, splitCurves, toColumns } from "./curve-data.js";
@@ -31,7 +32,8 @@ export function Curves({ job, attempts: all, events, query }) {
   const [smoothing, setSmoothing] = useState(0);
   const [log, setLog] = useState(false);
   const chosen = chosenOf(query);
-  const others = query.with?.split(",").filter(isJobId).slice(0, MAX_COMPARED) ?? NO_ITEMS;
+  const wanted = query.with?.split(",").filter(isJobId) ?? NO_ITEMS;
+  const others = wanted.slice(0, MAX_COMPARED);
   const range = rangeIn(query);
   const seat = job.nodes ? Number(query.node ?? 0) : undefined;
   const attempts = useMemo(() => all?.filter((one) => (one.seat ?? undefined) === seat) ?? null, [all, seat]);
@@ -64,9 +66,10 @@ export function Curves({ job, attempts: all, events, query }) {
       ${job.nodes && html`<label class="tool"><span>Node</span><select value=${String(seat)} onChange=${(event) => change({ node: event.target.value })}>
         ${Array.from({ length: job.nodes.max }, (_, index) => html`<option key=${index} value=${String(index)}>${index}</option>`)}
       </select></label>`}
-      <${Compare} job=${job} others=${others} onChange=${(ids) => change({ with: ids.join(",") })} />
+      ${!session.value.shared && html`<${Compare} job=${job} others=${others} onChange=${(ids) => change({ with: ids.join(",") })} />`}
       ${range && html`<button class="button button-quiet" onClick=${() => zoom(null, null)}>Show all steps</button>`}
     </div>
+    ${wanted.length > others.length && html`<p class="soft" role="status">A plot compares ${MAX_COMPARED + 1} jobs at most: ${counted(wanted.length - others.length, "job")} of this address ${wanted.length - others.length === 1 ? "is" : "are"} left out.</p>`}
     ${!data.complete && html`<p class="soft" role="status">The control plane summarizes earlier points; steps up to ${count(data.last_step)} are shown.</p>`}
     ${others.length
       ? html`<${ComparedPlots} job=${job} attempts=${attempts} data=${data} others=${others} asked=${asked} names=${shown} view=${{ smoothing, log, range, zoom }} />`
@@ -144,15 +147,18 @@ function ComparedPlots({ job, attempts, data, others, asked, names, view }) {
     </ul>`;
 }
 
-/** Follow another job, without an element of its own. */
+/** Follow another job, of an elastic job node 0, and show why the job is not in the plot if it is refused. */
 function Loader({ id, asked, onData }) {
-  const { data: job } = useResource(`/job/${id}`);
-  const attempts = useList(`/job/${id}/attempts`, "attempts", versionOf(job));
-  const { data } = useCurves(job, asked);
+  const { data: job, error: unknown } = useResource(`/job/${id}`);
+  const { items, error: refused } = useList(`/job/${id}/attempts`, "attempts", versionOf(job));
+  const { data, error } = useCurves(job, asked);
+  // The nodes number their attempts each alone.
+  const attempts = useMemo(() => items?.filter((one) => !one.seat), [items]);
+  const refusal = unknown ?? refused ?? error;
   useEffect(() => {
     if (job && data && attempts) onData({ job, data, attempts });
   }, [job, data, attempts]);
-  return null;
+  return refusal && html`<p class="inline-error" role="alert">Job ${id.slice(0, 8)} did not load: ${refusal.message} <code>${refusal.code}</code></p>`;
 }
 
 function ComparedPlot({ name, all, view }) {

@@ -1,24 +1,25 @@
 /** The files that a job's attempts have stored, with addresses that stay valid while the view is shown. */
 import { useEffect, useState } from "preact/hooks";
-import { get } from "../core/api.js";
+import { getPages } from "../core/api.js";
+import { count } from "../core/format.js";
+import { html } from "../core/html.js";
 import { isEnded } from "../jobs/job-list.js";
 
-const LIMIT = 1000;
 const MAX_PAGES = 5;
 const RENEW_BEFORE_S = 60;
 const LIVE_MS = 30_000;
 
-/** Return `{artifacts, final, error}`; `artifacts` is null until the first answer. */
+/** Return `{artifacts, final, more, error}`; `artifacts` is null until the first answer. `more`: the job has further files. */
 export function useArtifacts(job, version) {
-  const [found, set] = useState({ artifacts: null, final: false, error: null });
+  const [found, set] = useState({ artifacts: null, final: false, more: false, error: null });
   useEffect(() => {
     let timer;
     let current = true;
     const read = async () => {
       let wait_ms = LIVE_MS;
       try {
-        const { artifacts, final, expires_in_s } = await readAll(job.id);
-        if (current) set((old) => ({ artifacts: keepAddresses(old.artifacts, artifacts, expires_in_s), final, error: null }));
+        const { artifacts, final, expires_in_s, next_cursor } = await getPages(`/job/${job.id}/artifacts`, "artifacts", MAX_PAGES);
+        if (current) set((old) => ({ artifacts: keepAddresses(old.artifacts, artifacts, expires_in_s), final, more: Boolean(next_cursor), error: null }));
         if (isEnded(job)) wait_ms = (expires_in_s - RENEW_BEFORE_S) * 1000;
       } catch (error) {
         if (error.status === undefined) throw error;
@@ -35,18 +36,10 @@ export function useArtifacts(job, version) {
   return found;
 }
 
-async function readAll(id) {
-  const artifacts = [];
-  let cursor = null;
-  let page;
-  for (let number = 0; number < MAX_PAGES; number += 1) {
-    page = await get(`/job/${id}/artifacts`, { limit: LIMIT, cursor });
-    artifacts.push(...page.artifacts);
-    cursor = page.next_cursor;
-    if (!cursor) break;
-  }
-  return { ...page, artifacts };
-}
+/** Say that a job has stored more files than the view knows. `found`: what `useArtifacts` returned. */
+export const Unlisted = ({ job, found: { artifacts, final, more } }) =>
+  more &&
+  html`<p class="soft" role="status">The first ${count(artifacts.length)} files are known here, by attempt and name, so later ones are missing. All of them: <code>baton fetch ${job.id} result${final ? "" : " --so-far"}</code></p>`;
 
 /** Keep the address of a known file until half of its life, so that the browser does not load its picture again. */
 function keepAddresses(old, artifacts, life_s) {

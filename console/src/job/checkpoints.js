@@ -28,18 +28,18 @@ export function bestOf(job, checkpoints) {
 
 /** Show the committed checkpoints, the newest first. */
 export function Checkpoints({ job, version }) {
-  const found = useList(`/job/${job.id}/checkpoints`, "checkpoints", version);
+  const { items: found, more, error } = useList(`/job/${job.id}/checkpoints`, "checkpoints", version);
   const [chosen, choose] = useState(null);
   const [wanted, want] = useState(null);
+  if (error) return html`<${Failure} error=${error} />`;
   if (found === null) return html`<${Loading} rows=${5} label="Loading the checkpoints" />`;
-  if (found.error) return html`<${Failure} error=${found.error} />`;
   if (!found.length) {
     return html`<${Empty} title="No checkpoint yet"><p>${job.state === "running" ? "The training has not committed one yet. If its machine dies now, the next attempt begins from the start." : "The next attempt begins from the start."}</p><//>`;
   }
   const best = bestOf(job, found);
   const total = found.reduce((sum, one) => sum + one.new_bytes, 0);
   return html`<section aria-label="Checkpoints">
-    <p class="soft">Kept: ${counted(found.length, "checkpoint")}, ${bytes(total)} together; unchanged parts are stored once.</p>
+    <p class="soft">Kept: ${more ? "more than " : ""}${counted(found.length, "checkpoint")}, ${bytes(total)} together; unchanged parts are stored once.</p>
     <div class="sheet-scroll" tabindex="0" role="region" aria-label="Table of checkpoints"><table class="sheet">
       <thead><tr><th>Step</th><th>Committed</th><th class="num">Size</th><th class="num">New bytes</th><th>Metrics</th><th></th><th><span class="visually-hidden">Actions</span></th></tr></thead>
       <tbody>${found.map(

@@ -1,37 +1,38 @@
 /** Data of one job. A running job costs one request per interval; lists are read again only after the job has changed. */
 import { useEffect, useMemo, useState } from "preact/hooks";
-import { get, getIfChanged, withQuery } from "../core/api.js";
+import { getIfChanged, getPages, withQuery } from "../core/api.js";
 import { now_s } from "../core/clock.js";
 import { Poller, useFollowed } from "../core/polling.js";
 
-const PAGE = 1000;
 const MAX_PAGES = 20;
 const RETRY_MS = 5000;
 const ENDED_INTERVAL_S = 600;
+const UNREAD = { items: null, more: false, error: null };
 
 /** Return a text that changes whenever attempts, events or checkpoints of the job may have changed. */
 export const versionOf = (job) =>
   job ? [job.state, job.epoch, job.rev, job.updated_at, job.checkpoint_step, job.counters.attempts].join(" ") : null;
 
 /**
- * Read all pages of a list again after each change of `version`; null until they are read.
+ * Read all pages of a list again after each change of `version`; returns `{items, more, error}`.
  *
- * `name`: field of the answer with the items. At most 20,000 items.
+ * `name`: field of the answer with the items. `items` is null until they are read, and keeps the last items after a
+ * refusal. `more`: the list has more than the 20,000 items that are read.
  */
 export function useList(path, name, version) {
-  const [found, set] = useState({ path: null, items: null });
+  const [found, set] = useState(UNREAD);
   useEffect(() => {
     if (version === null) return undefined;
     let current = true;
     let timer;
     const read = async () => {
       try {
-        const items = await readPages(path, name);
-        if (current) set({ path, items });
+        const page = await getPages(path, name, MAX_PAGES);
+        if (current) set({ path, items: page[name], more: Boolean(page.next_cursor), error: null });
       } catch (error) {
         if (error.status === undefined) throw error;
         if (current && error.passing) timer = setTimeout(read, RETRY_MS);
-        else if (current) set({ path, items: [], error });
+        else if (current) set((old) => ({ ...(old.path === path ? old : UNREAD), path, error }));
       }
     };
     read();
@@ -40,19 +41,7 @@ export function useList(path, name, version) {
       clearTimeout(timer);
     };
   }, [path, name, version]);
-  return found.path === path ? found.items : null;
-}
-
-async function readPages(path, name) {
-  const items = [];
-  let cursor = null;
-  for (let page = 0; page < MAX_PAGES; page += 1) {
-    const answer = await get(path, { limit: PAGE, cursor });
-    items.push(...answer[name]);
-    cursor = answer.next_cursor;
-    if (cursor === null || cursor === undefined) break;
-  }
-  return items;
+  return found.path === path ? found : UNREAD;
 }
 
 /** Curves of a job for one query. While the server still summarizes, the next request follows at once. */

@@ -8,14 +8,15 @@ import { useResource } from "../core/polling.js";
 import { get } from "../core/api.js";
 import { may } from "../core/session.js";
 import { documentOf, submitCommand } from "../submit/document.js";
-import { useArtifacts } from "./artifacts.js";
+import { Unlisted, useArtifacts } from "./artifacts.js";
 import { locate, VerifiedDownload } from "./download.js";
 
 const INPUTS_SHOWN = 100;
 
 /** Show what the job reads, what it has stored, and how to submit it again. */
 export function Files({ job, version }) {
-  const { artifacts, final, error } = useArtifacts(job, version);
+  const found = useArtifacts(job, version);
+  const { artifacts, final, error } = found;
   const checksums = new Map(job.artifacts.map((one) => [one.path, one.crc64nvme]));
   const some = Object.keys(job.environment).length;
   const variables = some ? counted(some, "environment variable") : "";
@@ -30,6 +31,7 @@ export function Files({ job, version }) {
             ? html`The control plane has verified size and checksum of each, and a download compares them before it is saved. All of them: <code>baton fetch ${job.id} result</code>`
             : "These are files of attempts so far; they become outputs when the job completes."
       }</p>`}
+      <${Unlisted} job=${job} found=${found} />
       ${artifacts?.length > 0 && html`<ul class="file-list">${artifacts.map(
         (one) => html`<li key=${one.key}><a href=${one.url} download target="_blank" rel="noreferrer">${one.path}</a><span class="soft">${bytes(one.size_bytes)}</span><span class="soft">attempt ${one.epoch}</span>
           ${final && html`<${VerifiedDownload} path=${one.path} size_bytes=${one.size_bytes} find=${() => ({ url: one.url, crc64nvme: checksums.get(one.path) })} command="baton fetch ${job.id} result" />`}</li>`,

@@ -11,8 +11,8 @@ import { forecast, liveOf } from "../jobs/attempts.js";
 import { why } from "../jobs/why.js";
 import { Share } from "./share.js";
 
-/** Show the head of a job's page. `attempts`: null until they are loaded; `machines`: whether the job may have rented ones. */
-export function JobHeader({ job, attempts, overhead_usd, machines }) {
+/** Show the head of a job's page. `attempts`: null until they are loaded; `more`: the job has further ones; `machines`: whether the job may have rented ones. */
+export function JobHeader({ job, attempts, more, overhead_usd, machines }) {
   const now = useNow();
   const { spent_usd, expected_usd, eta_s } = forecast(job, attempts, now, overhead_usd);
   const sentence = why(job, now, attempts);
@@ -43,7 +43,7 @@ export function JobHeader({ job, attempts, overhead_usd, machines }) {
       <//>
       <${Fact} name="Loss"><b>${job.progress?.nonfinite?.loss ?? (number(metrics.loss) || "–")}</b><//>
       <${Fact} name="Cost">
-        ${spent_usd === null ? html`<span class="soft" title=${attempts?.length ? "The workers report no price" : undefined}>${attempts?.length ? "not reported" : "–"}</span>` : html`<b title=${overhead_usd ? `with ${usd(overhead_usd)} for boots and idle time of the job's own fleet` : undefined}>${usd(spent_usd)}</b>`}
+        ${spent_usd === null ? html`<span class="soft" title=${attempts?.length ? "The workers report no price" : undefined}>${attempts?.length ? "not reported" : "–"}</span>` : html`<b title=${overhead_usd ? `with ${usd(overhead_usd)} for boots and idle time of the job's own fleet` : undefined}>${more ? "more than " : ""}${usd(spent_usd)}</b>`}
         ${expected_usd >= MIN_USD && html`<span class="soft" title="Expected until the end at the present speed"> of ~${usd(expected_usd)}</span>`}
       <//>
       <${Fact} name=${job.nodes ? "Nodes" : "Attempts"}>

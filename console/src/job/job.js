@@ -41,18 +41,20 @@ function Job({ id, query }) {
   const version = versionOf(job);
   const attempts = useList(`/job/${id}/attempts`, "attempts", version);
   const events = useList(`/job/${id}/events`, "events", version);
+  const refusal = attempts.error ?? events.error;
   const overhead_usd = useOverhead(job, version);
   if (error && !job) return html`<div class="page"><${Failure} error=${error} retry=${refresh} /><p class="state"><a href="#/jobs">Show all jobs</a></p></div>`;
   if (!job) return html`<div class="page"><${Loading} rows=${6} label="Loading the job" /></div>`;
   const tab = query.tab ?? "";
   const View = VIEWS[tab] ?? VIEWS[""];
-  const shown = { pictures: may("submit"), world: Boolean(job.nodes && may("submit")), machines: mayHaveMachines(job, attempts) };
+  const shown = { pictures: may("submit"), world: Boolean(job.nodes && may("submit")), machines: mayHaveMachines(job, attempts.items) };
   return html`<div class="page job-page ${tab === "log" ? "page-full" : ""}">
-    <${JobHeader} job=${job} attempts=${attempts} overhead_usd=${overhead_usd} machines=${shown.machines} />
+    <${JobHeader} job=${job} attempts=${attempts.items} more=${attempts.more} overhead_usd=${overhead_usd} machines=${shown.machines} />
     <nav class="tabs job-tabs" aria-label="Parts of the job">
       ${TABS.filter(([name]) => shown[name] ?? true).map(([name, label]) => html`<a key=${name} class="tab" href=${hrefOf(`/jobs/${id}`, { ...query, tab: name })} aria-current=${tab === name ? "page" : undefined}>${label}</a>`)}
     </nav>
-    <${View} job=${job} attempts=${attempts} events=${events} query=${query} version=${version} />
+    ${refusal && html`<${Failure} title="The ${attempts.error ? "attempts" : "events"} did not load" error=${refusal} />`}
+    ${(!refusal || (attempts.items && events.items)) && html`<${View} job=${job} attempts=${attempts.items} events=${events.items} more=${events.more} query=${query} version=${version} />`}
   </div>`;
 }
 

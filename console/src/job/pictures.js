@@ -3,7 +3,7 @@ import { Empty, Failure, Loading } from "../components/states.js";
 import { count } from "../core/format.js";
 import { html } from "../core/html.js";
 import { isEnded } from "../jobs/job-list.js";
-import { useArtifacts } from "./artifacts.js";
+import { Unlisted, useArtifacts } from "./artifacts.js";
 
 const PICTURE = /\.(png|jpe?g|webp|gif|avif)$/i;
 
@@ -19,7 +19,8 @@ export function picturesByStep(artifacts) {
 
 /** Show the pictures of one step, and a slider over the steps. */
 export function Pictures({ job, version }) {
-  const { artifacts, error } = useArtifacts(job, version);
+  const found = useArtifacts(job, version);
+  const { artifacts, error } = found;
   const groups = useMemo(() => picturesByStep(artifacts ?? []), [artifacts]);
   const [place, setPlace] = useState(null);
   const shown = groups[Math.min(place ?? groups.length - 1, groups.length - 1)];
@@ -31,11 +32,12 @@ export function Pictures({ job, version }) {
   if (error) return html`<${Failure} error=${error} />`;
   if (artifacts === null) return html`<${Loading} rows=${5} label="Loading the pictures" />`;
   if (!shown) {
-    return html`<${Empty} title="No pictures${isEnded(job) ? "" : " yet"}"><p>Pictures that a training writes into its output directory appear here, by the step in their names (<code>validation/step-000500-0.png</code>).</p><//>`;
+    return html`<${Unlisted} job=${job} found=${found} /><${Empty} title="No pictures${found.more ? " among these" : isEnded(job) ? "" : " yet"}"><p>Pictures that a training writes into its output directory appear here, by the step in their names (<code>validation/step-000500-0.png</code>).</p><//>`;
   }
   const name = (step) => (step === Infinity ? "without a step" : `step ${count(step)}`);
   const index = groups.indexOf(shown);
   return html`<section class="pictures" aria-label="Pictures">
+    <${Unlisted} job=${job} found=${found} />
     ${groups.length > 1 && html`<div class="curve-tools">
       <label class="tool tool-wide"><span>Step</span>
         <input type="range" min="0" max=${groups.length - 1} value=${index} aria-valuetext=${name(shown.step)} onInput=${(event) => setPlace(Number(event.target.value))} /></label>

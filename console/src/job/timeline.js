@@ -1,7 +1,7 @@
 import { useMemo, useState } from "preact/hooks";
 import { Loading } from "../components/states.js";
 import { Age } from "../components/time.js";
-import { moment, usd } from "../core/format.js";
+import { count, moment, usd } from "../core/format.js";
 import { html } from "../core/html.js";
 import { costOf } from "../jobs/attempts.js";
 import { kindOf, sentenceOf, toneOf } from "./events.js";
@@ -22,8 +22,8 @@ function moneyOf({ type, epoch, data, at }, attempts) {
   return cost === null ? "" : ` Cost of the ${JOB_ENDS.has(type) ? "job" : "attempt"}: ${usd(cost)}.`;
 }
 
-/** Show the history of a job, one line for each event, the newest first. */
-export function Timeline({ events, attempts }) {
+/** Show the history of a job, one line for each event, the newest first. `more`: the job has later events, which are not read. */
+export function Timeline({ job, events, more, attempts }) {
   const [kind, setKind] = useState("");
   const [shown, setShown] = useState(SHOWN);
   const kinds = useMemo(() => [...new Set((events ?? []).map(kindOf))].sort(), [events]);
@@ -34,6 +34,7 @@ export function Timeline({ events, attempts }) {
       <button class="chip" aria-pressed=${kind === ""} onClick=${() => setKind("")}>all</button>
       ${kinds.map((one) => html`<button key=${one} class="chip" aria-pressed=${kind === one} onClick=${() => setKind(one)}>${one}</button>`)}
     </div>
+    ${more && html`<p class="soft" role="status">The first ${count(events.length)} events are shown; <code>baton events ${job.id}</code> prints all of them.</p>`}
     <ol class="timeline">
       ${lines.slice(0, shown).map(
         (event) => html`<li key=${event.seq} class="tone-${toneOf(event)}">

@@ -1,11 +1,13 @@
 /** Attempts of the jobs on the screen, and what follows from them: money and remaining time. */
-import { get } from "../core/api.js";
+import { getPages } from "../core/api.js";
 import { makeDetails } from "./on-screen.js";
 
-const MAX_ATTEMPTS = 100;
+const MAX_PAGES = 5;
 
-/** Return the attempts of a job, oldest first, null until they are loaded. */
-export const useAttempts = makeDetails(async (job) => (await get(`/job/${job.id}/attempts`, { limit: MAX_ATTEMPTS })).attempts);
+/** Read the attempts of a job, oldest first: `{attempts, next_cursor}`. A `next_cursor` tells that the job has more than 5,000. */
+export const readAttempts = (job) => getPages(`/job/${job.id}/attempts`, "attempts", MAX_PAGES);
+/** Return what `readAttempts` reads, null until then. */
+export const useAttempts = makeDetails(readAttempts);
 
 /** Return the cost of attempts; null if no worker reported a price. */
 export function costOf(attempts, now) {

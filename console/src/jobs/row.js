@@ -37,7 +37,8 @@ export class JobRow extends Component {
 }
 
 function Cells({ job }) {
-  const attempts = useAttempts(job);
+  const found = useAttempts(job);
+  const attempts = found?.attempts ?? null;
   const now = useNow();
   const { spent_usd, expected_usd, eta_s } = forecast(job, attempts, now);
   const sentence = why(job, now, attempts);
@@ -60,7 +61,7 @@ function Cells({ job }) {
     <div class="cell cell-attempts" role="cell"><${AttemptStrip} job=${job} attempts=${attempts} /></div>
     <div class="cell cell-machine" role="cell"><${Machine} job=${job} attempts=${attempts} /></div>
     <div class="cell cell-cost" role="cell">
-      ${spent_usd === null ? html`<span class="soft" title=${attempts?.length ? "The workers report no price" : undefined}>–</span>` : usd(spent_usd)}
+      ${spent_usd === null ? html`<span class="soft" title=${attempts?.length ? "The workers report no price" : undefined}>–</span>` : `${found?.next_cursor ? "more than " : ""}${usd(spent_usd)}`}
       ${expected_usd >= MIN_USD && html`<small title="Expected until the end at the present speed">of ~${usd(expected_usd)}</small>`}
     </div>
     <div class="cell cell-age" role="cell"><${Age} at=${job.created_at} /></div>

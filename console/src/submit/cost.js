@@ -4,6 +4,7 @@ import { get, post } from "../core/api.js";
 import { counted, duration, usd } from "../core/format.js";
 import { html } from "../core/html.js";
 import { Loading } from "../components/states.js";
+import { readAttempts } from "../jobs/attempts.js";
 
 const QUIET_MS = 900;
 const EARLIER = 3;
@@ -105,8 +106,8 @@ async function earlier({ recipe, command, queue }) {
   const same = jobs.filter((job) => (recipe ? job.recipe === recipe : !job.recipe && job.command.join("\0") === command.join("\0")));
   const costs = [];
   for (const job of same.slice(0, EARLIER)) {
-    const { attempts } = await get(`/job/${job.id}/attempts`, { limit: NEWEST });
-    if (attempts.length === 0 || attempts.some((one) => one.price_usd_per_hour === null || one.ended_at === null)) continue;
+    const { attempts, next_cursor } = await readAttempts(job);
+    if (attempts.length === 0 || next_cursor || attempts.some((one) => one.price_usd_per_hour === null || one.ended_at === null)) continue;
     const cost = (one) => ((one.ended_at - one.started_at) * one.price_usd_per_hour) / 3600;
     costs.push({ usd: attempts.reduce((sum, one) => sum + cost(one), 0), ran_s: job.counters.runtime_s, price: attempts.at(-1).price_usd_per_hour });
   }

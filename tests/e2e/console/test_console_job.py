@@ -390,7 +390,7 @@ def test_a_shared_link_shows_one_job_and_nothing_to_press(desk: Desk, trained: s
     expect(plot(shared)).to_be_visible()
     expect(shared.get_by_text("Shared job")).to_be_visible()
     assert shared.url.endswith(f"#/jobs/{trained}"), "the key leaves the address"
-    expect(shared.get_by_role("button", name=re.compile("Stop|Pause|Share|Sign out"))).to_have_count(0)
+    expect(shared.get_by_role("button", name=re.compile("Stop|Pause|Share|Compare|Sign out"))).to_have_count(0)
     for tab in ("Log", "Timeline", "Checkpoints", "Rules", "Files"):
         shared.get_by_role("link", name=tab, exact=True).click()
         expect(shared.get_by_role("status", name=re.compile("Loading"))).to_have_count(0)
