@@ -49,13 +49,9 @@ export function Log({ job, attempts, query }) {
   const elastic = Boolean(job.nodes);
   const seat = elastic ? Number(query.node ?? 0) : null;
   const epochs = (attempts ?? []).filter((one) => !elastic || one.seat === seat).map((one) => one.epoch);
-  const newest = epochs.at(-1) ?? job.epoch;
-  const [first, setFirst] = useState(null);
-  const attempt = query.attempt ? Number(query.attempt) : (first ?? newest);
-  // The first shown attempt stays: a new attempt continues the same log.
-  useEffect(() => {
-    if (attempts !== null && first === null) setFirst(newest);
-  }, [attempts]);
+  // The first shown attempt of a node stays: a new attempt continues the same log. Each node numbers its attempts alone.
+  const first = useMemo(() => epochs.at(-1) ?? (elastic ? 1 : job.epoch), [seat, attempts === null]);
+  const attempt = query.attempt ? Number(query.attempt) : first;
   const feed = useMemo(() => (attempts === null ? null : new LogFeed(job.id, attempt, seat)), [job.id, attempt, seat, attempts === null]);
   useEffect(() => {
     if (!feed) return;
@@ -76,7 +72,7 @@ export function Log({ job, attempts, query }) {
         <select value=${String(attempt)} onChange=${(event) => change({ attempt: event.target.value })}>
           ${[...new Set([...epochs, attempt])].sort((a, b) => a - b).map((epoch) => html`<option key=${epoch} value=${String(epoch)}>${epoch}</option>`)}
         </select></label>
-      ${elastic && html`<label class="tool"><span>Node</span><select value=${String(seat)} onChange=${(event) => change({ node: event.target.value })}>
+      ${elastic && html`<label class="tool"><span>Node</span><select value=${String(seat)} onChange=${(event) => change({ node: event.target.value, attempt: "" })}>
           ${Array.from({ length: job.nodes.max }, (_, index) => html`<option key=${index} value=${String(index)}>${index}</option>`)}
         </select></label>`}
     </div>

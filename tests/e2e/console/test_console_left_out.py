@@ -11,6 +11,7 @@ from playwright.sync_api import expect
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import Scene
 from tests.e2e.console.trainings import Training
+from tests.e2e.console.world_work import WorldWork
 
 PER_PAGE = 60
 REFUSAL = {"error": {"code": "invalid_cursor", "message": "The cursor is not valid."}}
@@ -93,6 +94,31 @@ def test_a_refused_list_is_no_empty_list_and_a_cut_list_is_told(desk: Desk, scen
     page.reload()
     expect(page.get_by_role("alert")).to_contain_text("invalid_cursor")
     expect(page.get_by_text("No rule has fired")).to_have_count(0)
+
+
+def test_each_node_numbers_its_attempts_alone(reader: Desk, scene: Scene) -> None:
+    plain = scene.submit("plain")
+    Training(scene.claim("m-0")).train(1, 30, 100)
+    work = WorldWork(scene, "elastic", most=2)
+    seats = [work.claim("m-1"), work.claim("m-2")]
+    for seat in seats:
+        training = Training(work.nodes[seat])
+        training.train(1, 30, 100)
+        training.send([f"first words of node {seat}"])
+    page = reader.visit(f"/jobs/{plain}?with={work.job}")
+    expect(plot(page)).to_have_attribute("aria-label", re.compile("plain: from .*; elastic: from"))
+    work.leave(0)
+    assert work.claim("m-3") == 0
+    Training(work.nodes[0]).send(["second words of node 0"])
+    page = reader.visit(f"/jobs/{work.job}?tab=log")
+    expect(page.get_by_role("log")).to_contain_text("second words of node 0")
+    page.get_by_label("Node").select_option("1")
+    expect(page.get_by_role("log")).to_contain_text("first words of node 1")
+    page.get_by_label("Node").select_option("0")
+    page.get_by_label("From attempt").select_option("2")
+    page.wait_for_url("**attempt=2**")
+    page.get_by_label("Node").select_option("1")
+    expect(page.get_by_role("log")).to_contain_text("first words of node 1")
 
 
 def test_a_plot_of_too_many_jobs_says_which_are_missing(reader: Desk, scene: Scene) -> None:
