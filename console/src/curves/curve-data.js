@@ -124,6 +124,13 @@ export function judgedMetricOf({ rules, goal }) {
   return names.find((name) => name !== "step") ?? goal?.metric;
 }
 
+/** Names that training loops report, and their names in rules (contract/rules/metrics.py). */
+const ALIASES = { learning_rate: "lr", eval_loss: "eval.loss", num_input_tokens_seen: "tokens" };
+const nameInRules = (reported) => (ALIASES[reported] ?? reported).replaceAll("-", "_").split(/[/.]+/).filter(Boolean).join(".");
+
+/** Return the reported name that rules call `name`, else the first one; `name` while none is known. */
+export const reportedName = (names, name) => (names.includes(name) ? name : (names.find((one) => nameInRules(one) === name) ?? names[0] ?? name));
+
 /** Return the ranges of steps that were trained again: `[{from, to}]`. */
 export function repeatedRanges(attempts) {
   const ranges = [];

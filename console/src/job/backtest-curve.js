@@ -1,8 +1,8 @@
 /** The curve of the run that a back-test has replayed, with the steps at which the rules would have fired. */
-import { useMemo, useState } from "preact/hooks";
+import { useEffect, useMemo, useState } from "preact/hooks";
 import { Failure, Loading } from "../components/states.js";
 import { Key, MetricPlot } from "../curves/curves.js";
-import { firingsOf, judgedMetricOf, marksOf, repeatedRanges } from "../curves/curve-data.js";
+import { firingsOf, judgedMetricOf, marksOf, repeatedRanges, reportedName } from "../curves/curve-data.js";
 import { html } from "../core/html.js";
 import { useCurves } from "./data.js";
 
@@ -13,14 +13,20 @@ export function FiringCurve({ job, attempts, found }) {
   const still = useMemo(() => ({ ...job, state: "complete" }), [found]);
   const [chosen, choose] = useState(null);
   const [range, zoom] = useState(null);
-  const wanted = chosen ?? judgedMetricOf(found);
+  const [names, setNames] = useState([]);
+  const judged = judgedMetricOf(found);
+  // Rules call some metrics by another name than the training: the first answer tells the reported names.
+  const wanted = chosen ?? (judged && reportedName(names, judged));
   const { data, error } = useCurves(still, { names: wanted, width: WIDTH, from_step: range?.[0], to_step: range?.[1] });
+  useEffect(() => {
+    if (data) setNames(data.names);
+  }, [data]);
   const marks = useMemo(() => marksOf(attempts ?? [], firingsOf(found.rules)), [attempts, found]);
   const ranges = useMemo(() => repeatedRanges(attempts ?? []), [attempts]);
   if (error && !data) return html`<${Failure} error=${error} />`;
   if (!data || attempts === null) return html`<${Loading} rows=${4} label="Loading the curve" />`;
   if (data.names.length === 0) return null;
-  const name = data.names.includes(wanted) ? wanted : data.names[0];
+  const name = wanted ?? data.names[0];
   const view = { smoothing: 0, log: false, range, zoom: (from, to) => zoom(from === null ? null : [from, to]) };
   return html`<section class="curves" aria-label="Firings in the curve">
     ${data.names.length > 1 && html`<div class="chips" role="group" aria-label="Metric">

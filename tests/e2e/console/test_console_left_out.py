@@ -8,6 +8,7 @@ from uuid import uuid4
 
 from playwright.sync_api import expect
 
+from baton.contract.worker.output import ReportedPoint
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import Scene
 from tests.e2e.console.trainings import Training
@@ -143,3 +144,18 @@ def test_a_plot_of_too_many_jobs_says_which_are_missing(reader: Desk, scene: Sce
     dialog.get_by_role("checkbox").check()
     expect(page.get_by_role("button", name="Compared with 7 jobs", include_hidden=True)).to_have_count(1)
     assert others[-1] in page.url and others[0] not in page.url
+
+
+def test_the_firings_are_drawn_in_the_metric_that_the_training_calls_otherwise(reader: Desk, scene: Scene) -> None:
+    """Rules call the reported eval_loss eval.loss; the curves have the reported names."""
+    job_id = scene.submit("called-otherwise")
+    metrics = {"accuracy": 0.5, "eval_loss": 2.0}
+    points = [ReportedPoint(step=step, at=1_790_000_000 + step, metrics=metrics) for step in range(1, 31)]
+    Training(scene.claim("m-1")).send(["a line"], points)
+    page = reader.visit(f"/jobs/{job_id}?tab=rules")
+    page.get_by_role("button", name="Add rules").click()
+    page.get_by_role("textbox", name="Rules").fill("rules:\n  - name: high\n    when: eval.loss > 1\n    do: save\n")
+    page.get_by_role("button", name="Back-test", exact=True).click()
+    curve = page.get_by_role("region", name="Firings in the curve")
+    expect(plot(curve, "eval_loss")).to_have_attribute("aria-label", re.compile("value: from 2 to 2"))
+    expect(curve.get_by_role("button", name="eval_loss")).to_have_attribute("aria-pressed", "true")

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from baton.contract.rules.metrics import ALIASES, name_in_rules
 from cdk import NODE
 
 SOURCES = Path(__file__).parents[3] / "console" / "src"
@@ -28,6 +29,7 @@ TRIED = [
         "operands": {"step": 7, "mean(eval.loss, 20)": 1},
     },
 ]  # fmt: skip
+REPORTED = [*ALIASES, "train/loss", "f1-macro", "a//b.c"]
 CASES: list[tuple[str, Any]] = [
     ("c.splitCurves(CURVES, ATTEMPTS).valid.map((p) => [p.epoch, p.step])", [[1, 20], [1, 40], [2, 50]]),
     ("c.splitCurves(CURVES, ATTEMPTS).repeated.map((p) => [p.step, p.mean, p.low, p.high])", [[60, 1, 0, 2]]),
@@ -39,6 +41,10 @@ CASES: list[tuple[str, Any]] = [
     ("c.judgedMetricOf({rules: TRIED, goal: null})", "eval.loss"),
     ("c.judgedMetricOf({rules: [TRIED[0]], goal: {metric: 'loss'}})", "loss"),
     ("c.judgedMetricOf({rules: [], goal: null}) ?? null", None),
+    ("REPORTED.map((one) => c.reportedName(['step_s', ...REPORTED], IN_RULES[one]))", REPORTED),
+    ("c.reportedName(['eval.loss', 'eval_loss'], 'eval.loss')", "eval.loss"),
+    ("c.reportedName(['loss', 'lr'], 'unknown')", "loss"),
+    ("c.reportedName([], 'eval.loss')", "eval.loss"),
     # A constant stays constant: the average has no bias at the start. A gap stays a gap.
     (
         "c.smooth([{mean: 2}, {mean: null}, {mean: 2}], 0.9).map((p) => p.mean?.toFixed(6))",
@@ -60,7 +66,8 @@ def results() -> list[Any]:
     values = ",".join(f"({expression})" for expression, _ in CASES)
     program = (
         f"const ATTEMPTS = {json.dumps(ATTEMPTS)}, CURVES = {json.dumps(CURVES)}, TWO = {json.dumps(TWO)};"
-        f"const TRIED = {json.dumps(TRIED)};"
+        f"const TRIED = {json.dumps(TRIED)}, REPORTED = {json.dumps(REPORTED)};"
+        f"const IN_RULES = {json.dumps({one: name_in_rules(one) for one in REPORTED})};"
         f"import(process.argv[1]).then((c) => console.log(JSON.stringify([{values}])))"
     )
     line = [str(NODE), "-e", program, (SOURCES / "curves" / "curve-data.js").as_uri()]
