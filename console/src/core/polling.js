@@ -65,8 +65,17 @@ export class Poller {
 
   async ask() {
     this.asking = true;
-    const changed = await this.tryToRead();
-    this.asking = false;
+    let changed = false;
+    try {
+      changed = await this.tryToRead();
+    } finally {
+      // A fault of the page itself, thrown on from here, ends no view: the next request follows.
+      this.asking = false;
+      this.goOn(changed);
+    }
+  }
+
+  goOn(changed) {
     if (this.followers.size === 0) return;
     if (changed) this.tell();
     this.interval_s = Math.min(changed ? this.busyInterval_s : LAST_INTERVAL_S, this.interval_s * GROWTH);

@@ -42,3 +42,22 @@ def test_a_list_is_read_to_its_last_page() -> None:
 def test_a_list_that_is_longer_than_the_bound_says_so() -> None:
     found = run('console.log(JSON.stringify(await api.getPages("/list", "items", 2)));')
     assert (found["items"], found["next_cursor"]) == ([0, 1, 2, 3], "4")
+
+
+def test_a_fault_of_the_page_does_not_end_the_requests() -> None:
+    """An answer that a view does not expect makes a TypeError, which is no refusal."""
+    found = run("""
+      const faults = [];
+      process.on("unhandledRejection", (fault) => faults.push(fault.message));
+      let reads = 0;
+      globalThis.setTimeout = (next) => reads < 3 && queueMicrotask(next);
+      const poller = new polling.Poller(async () => {
+        reads += 1;
+        if (reads < 3) throw new TypeError("not a list");
+        return true;
+      });
+      await new Promise((done) => poller.follow(done));
+      await new Promise(setImmediate);
+      console.log(JSON.stringify({ faults, reads }));
+    """)
+    assert found == {"faults": ["not a list", "not a list"], "reads": 3}
