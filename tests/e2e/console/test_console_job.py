@@ -288,7 +288,7 @@ def test_a_failed_job_says_why(reader: Desk, scene: Scene) -> None:
     job_id = scene.submit("broken", max_failures=1)
     scene.claim("m-1").fail("CUDA error: device-side assert triggered")
     page = reader.visit(f"/jobs/{job_id}")
-    expect(page.get_by_text("failure cap")).to_be_visible()
+    expect(page.get_by_text("script error: CUDA error: device-side assert triggered.")).to_be_visible()
     expect(page.get_by_text("Attempt 1 failed with exit code 1: CUDA error: device-side assert")).to_be_visible()
     expect(page.get_by_role("heading", name="No metrics yet")).to_be_visible()
 
