@@ -196,7 +196,7 @@ def test_two_commands_at_once_install_the_command_line_once(tmp_path: Path, monk
         tries.append(line[2])
         if threading.current_thread() is not second:
             second.start()
-            assert second_is_here.wait(10), "it does not ask whether it is alone"
+            assert second_is_here.wait(60), "it does not ask whether it is alone"
             program.parent.mkdir(parents=True)
             program.write_text("")
         return subprocess.CompletedProcess(line, 0, "", "")
@@ -204,7 +204,7 @@ def test_two_commands_at_once_install_the_command_line_once(tmp_path: Path, monk
     monkeypatch.setattr(fcntl, "flock", watched_flock)
     monkeypatch.setattr(subprocess, "run", npm)
     command_line.install()
-    second.join(10)
+    second.join(60)
     assert not second.is_alive()
     assert tries == ["ci"]
 

@@ -12,7 +12,7 @@ from gpu_client.training.protocol import TrainerDirective
 from tests.kits.waiting import until
 
 ROOT = Path(__file__).resolve().parents[3]
-WAIT_S = 5
+WAIT_S = 60
 
 
 def test_messages_arrive_both_ways(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ wait_for_a_lock_that_nobody_releases()
         environment = {**os.environ, "BATON_CHANNEL": str(server.path), "PYTHONPATH": str(ROOT)}
         trainer = start_trainer([sys.executable, "-c", script], environment, tmp_path)
         try:
-            until(server.hellos, 20, what="the hello of the process")
+            until(server.hellos, WAIT_S, what="the hello of the process")
             assert server.request_stacks() == 1
             until(
                 lambda: any("wait_for_a_lock" in line for line in trainer.output.last_lines()),

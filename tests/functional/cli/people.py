@@ -123,11 +123,11 @@ class Running:
     def kill(self) -> None:
         """Send SIGKILL."""
         self.process.kill()
-        self.process.communicate(timeout=20)
+        self.process.communicate(timeout=60)
 
     def end(self) -> Said:
         """Wait for the end of the process."""
-        out, err = self.process.communicate(timeout=30)
+        out, err = self.process.communicate(timeout=60)
         self._heard += [out, err]
         return Said(self.process.returncode, out, err)
 

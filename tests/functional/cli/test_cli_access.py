@@ -148,7 +148,7 @@ def test_the_key_is_asked_for_without_being_shown(baton: Baton, stack: Stack) ->
     while b"API key: " not in seen:
         seen += os.read(ours, 1000)
     os.write(ours, stack.keys["submit"].encode() + b"\n")
-    out, _ = running.communicate(timeout=30)
+    out, _ = running.communicate(timeout=60)
     try:
         while more := os.read(ours, 1000):
             seen += more

@@ -257,13 +257,13 @@ def test_a_killed_process_continues_with_the_missing_units(hub: FakeHub, user: B
     def hang(handler: _Handler) -> None:
         handler.send_data(content, sent=arrived)
         handler.wfile.flush()
-        released.wait(30)
+        released.wait(120)
 
     hub.script(sha256(content), hang)
     arguments = ("data", "prefetch", MATH, "--into", place)
     first = user.started(*arguments)
-    partial = until(lambda: next(place.rglob(".*.part"), None), 30, what="a partial file", every_s=0.02)
-    until(lambda: partial.read_bytes()[-5:] == b"\1\1\1\0\0", 30, what="three units", every_s=0.02)
+    partial = until(lambda: next(place.rglob(".*.part"), None), what="a partial file", every_s=0.02)
+    until(lambda: partial.read_bytes()[-5:] == b"\1\1\1\0\0", what="three units", every_s=0.02)
     command_line = Path(f"/proc/{first.process.pid}/cmdline").read_bytes()
     assert b"prefetch" in command_line and TOKEN.encode() not in command_line
     user(*arguments).failed(2, "another fetch into", "is running")

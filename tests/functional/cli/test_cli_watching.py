@@ -208,5 +208,5 @@ def test_a_reader_that_goes_away_is_no_error(baton: Baton, labour: Labour, tmp_p
     running.process.stdout.read(10)
     running.process.stdout.close()
     assert running.process.stderr is not None
-    assert (running.process.wait(30), running.process.stderr.read()) == (141, "")
+    assert (running.process.wait(60), running.process.stderr.read()) == (141, "")
     running.process.stderr.close()

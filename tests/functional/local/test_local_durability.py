@@ -142,7 +142,7 @@ def test_nothing_acknowledged_is_lost_under_load(tmp_path: Path) -> None:
         os.kill(emulator.pid, signal.SIGKILL)
         stop.set()
         for thread in threads:
-            thread.join(20)
+            thread.join(60)
             assert not thread.is_alive()
         emulator.stop()
     with emulator:
@@ -288,7 +288,7 @@ def test_no_object_is_ever_half_there(tmp_path: Path) -> None:
         until(lambda target=target: len(acknowledged) >= target, what="writing")
         os.kill(emulator.pid, signal.SIGKILL)
         for writer in writers:
-            writer.join(20)
+            writer.join(60)
             assert not writer.is_alive()
         emulator.stop()
     with emulator:

@@ -157,7 +157,7 @@ def test_it_ends_with_the_process_that_started_it_and_saves_its_state(tmp_path: 
         place = temporary_directory(pid)
         assert place.is_dir()
         parent.send_signal(number)
-        parent.wait(10)
+        parent.wait(60)
         wait_for_end(pid)
     assert not place.exists()
     with Emulator(state_dir=tmp_path) as emulator:

@@ -44,7 +44,7 @@ def redirect(event: dict[str, Any], context: Any) -> dict[str, Any]:
 
 
 def meets(event: dict[str, Any], context: Any) -> dict[str, Any]:
-    together.wait(20)
+    together.wait(60)
     return {"statusCode": 200, "body": event["pathParameters"]["id"]}
 
 
@@ -298,7 +298,7 @@ def test_handlers_run_side_by_side(server: GatewayServer) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert answers == {number: str(number).encode() for number in range(together.parties)}
 
 
@@ -314,7 +314,7 @@ def test_it_answers_what_is_under_way_and_frees_its_port() -> None:
 
     def slow(event: dict[str, Any], context: Any) -> dict[str, Any]:
         inside.set()
-        assert go_on.wait(10)
+        assert go_on.wait(60)
         return {"statusCode": 200, "body": "done"}
 
     server = GatewayServer(build_gateway([GatewayRoute("GET", "/slow", slow, False)], authorize))
@@ -324,11 +324,11 @@ def test_it_answers_what_is_under_way_and_frees_its_port() -> None:
     answers: list[bytes] = []
     caller = threading.Thread(target=lambda: answers.append(call(server, "GET", "/slow").body))
     caller.start()
-    assert inside.wait(10)
+    assert inside.wait(60)
     releaser = threading.Timer(0.3, go_on.set)
     releaser.start()
     server.stop()
-    caller.join(10)
+    caller.join(60)
     assert answers == [b"done"]
     with pytest.raises(RuntimeError, match="not running"):
         _ = server.url

@@ -138,7 +138,7 @@ def test_no_process_runs_without_a_record(provider: LoopbackDriven, monkeypatch:
     result = create(provider)
     assert isinstance(result, NotCreated) and "No space left" in result.reason
     (process,) = provider.driver._children.values()
-    assert process.wait(5) != 0
+    assert process.wait(60) != 0
     assert inventory(provider).sightings == []
 
 

@@ -77,7 +77,7 @@ def program(tmp_path: Path) -> Iterator[Program]:
     for process in made.processes:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
-            process.wait(10)
+            process.wait(60)
 
 
 def seeds_in(ring: Ring) -> list[int]:
@@ -121,7 +121,7 @@ def test_they_end_with_the_one_that_started_them(program: Program) -> None:
     until(lambda: len(program.writers()) == 2, what="samples of both")
     children = [child.pid for child in psutil.Process(process.pid).children()]
     process.kill()
-    process.wait(10)
+    process.wait(60)
     until(lambda: not any(alive(pid) for pid in children), what="the end of the copies")
 
 
@@ -138,7 +138,7 @@ def test_a_task_that_is_killed_and_requeued_goes_on_with_its_count(program: Prog
     process = program("--count=40", **task)
     until(lambda: program.ring().newest().inserted >= 5, what="samples")
     process.kill()
-    process.wait(10)
+    process.wait(60)
     assert program("--count=40", **task).wait(60) == 0, program.log.read_text()
     ring = program.ring()
     assert program.writers() == {"slurm-77-3-0"}

@@ -60,7 +60,7 @@ def started(tmp_path: Path) -> Iterator[Started]:
     yield found
     for process in found.processes:
         process.kill()
-        process.wait(10)
+        process.wait(60)
         assert process.stdout is not None
         process.stdout.close()
 
@@ -93,7 +93,7 @@ def test_an_array_of_jobs_that_just_start_more_copies(started: Started) -> None:
     pid = tasks[2].pid
     until(lambda: any(f"-{pid}-" in key for key in ring.store.keys(SAMPLES)), 60, what="samples of the third")
     tasks[2].send_signal(signal.SIGKILL)
-    tasks[2].wait(10)
+    tasks[2].wait(60)
     tasks[2] = started("task", SLURM_ARRAY_TASK_ID="2", SAMPLES="60")
     for number, process in tasks.items():
         assert said(process) == f"task {number}: 60\n", "none was thrown away"
@@ -133,7 +133,7 @@ def test_the_unit_example_of_0_9_from_clean_to_its_logger(started: Started) -> N
     assert logger.stdout.readline().startswith("Logger: unit-test")
     assert json.loads(logger.stdout.readline())["swap_count"] == 1
     logger.kill()
-    logger.wait(10)
+    logger.wait(60)
     assert clean().startswith("Deleted the ring")
     assert list(started.config.parent.iterdir()) == [started.config]
 

@@ -131,7 +131,7 @@ def test_an_agent_that_starts_removes_the_memory_of_dead_ones_in_other_workspace
             assert left.exists(), "its agent lives"
             kept = living.prepare(JOB, 1).arena
             agent.kill()
-            agent.wait(10)
+            agent.wait(60)
             assert left.exists(), "the dead remove nothing"
             with Workspace.open(tmp_path / "three", "c", memory):
                 assert list(memory.iterdir()) == [kept]

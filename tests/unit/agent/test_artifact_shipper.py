@@ -148,7 +148,7 @@ def test_what_will_never_do_is_dropped_at_once(
 def test_a_lost_lease_ends_it(shipper: ArtifactShipper, store: Store, tmp_path: Path) -> None:
     store.trouble = [refusal(ErrorCode.LEASE_LOST)]
     shipper.offer(written(tmp_path, "a.png"))
-    shipper._thread.join(5)
+    shipper._thread.join(60)
     assert not shipper._thread.is_alive()
     assert shipper.offer(written(tmp_path, "b.png")) is None, "whoever offers need not know"
     assert store.files == {}
@@ -160,7 +160,7 @@ def test_an_upload_that_hangs_is_cut_off(how: str, shipper: ArtifactShipper, sto
     shipper.offer(written(tmp_path, "a.png"))
     until(lambda: store.batches)
     store.over.set() if how == "over" else shipper.close()
-    shipper._thread.join(5)
+    shipper._thread.join(60)
     assert not shipper._thread.is_alive()
 
 
@@ -173,7 +173,7 @@ def test_without_a_proven_lease_nothing_is_sent(shipper: ArtifactShipper, store:
 
     shipper._prove = prove
     shipper.offer(written(tmp_path, "a.png"))
-    assert asked.wait(5)
+    assert asked.wait(60)
     assert store.batches == []
 
 

@@ -36,7 +36,7 @@ def server(tmp_path: Path, clock: Clock) -> Iterator[ChannelServer]:
 def trainer(server: ChannelServer) -> Iterator[socket.socket]:
     with socket.socket(socket.AF_UNIX) as connection:
         connection.connect(str(server.path))  # Blocking: it waits while the server has others to accept.
-        connection.settimeout(5)
+        connection.settimeout(60)
         yield connection
 
 
@@ -146,7 +146,7 @@ def test_waiting_for_news(server: ChannelServer) -> None:
     assert not server.wait(0)
     with trainer(server) as connection:
         connection.sendall(line(type="hello", pid=1, protocol=1))
-        assert server.wait(5)
+        assert server.wait(60)
     assert not server.wait(0)
 
 

@@ -68,7 +68,7 @@ def test_a_trainer_that_knows_nothing_of_rules_is_not_sent_any(server: ChannelSe
         soon(server.hellos)
         assert server.send_steering(RULES) == 0 and not server.has_steered_peer()
         server.request_checkpoint()
-        old.settimeout(5)
+        old.settimeout(60)
         assert json.loads(old.recv(65536)) == {"type": "directive", "directive": "checkpoint"}
 
 

@@ -26,7 +26,7 @@ from gpu_client.transport.errors import (
 from gpu_client.transport.net.cancellation import CancelEvent
 from tests.unit.agent.agent_kit import foreign, refusal
 
-PATIENCE_S = 20
+PATIENCE_S = 60
 
 
 class Bench:

@@ -149,7 +149,7 @@ def test_a_blocked_echo_does_not_hold_up_the_trainer() -> None:
 
     def blocked(line: str) -> None:
         entered.set()
-        release.wait(10)
+        release.wait(60)
         echoed.append(line)
 
     output = TrainerOutput(echo=blocked)
@@ -157,7 +157,7 @@ def test_a_blocked_echo_does_not_hold_up_the_trainer() -> None:
         output.feed(f"{number}\n".encode())
     output.finish()
     assert output.last_lines()[-1] == "4999"
-    assert entered.wait(5)
+    assert entered.wait(60)
     release.set()
 
 
@@ -173,5 +173,5 @@ def test_the_echo_gets_the_lines_in_order() -> None:
     output = TrainerOutput(echo=echo)
     output.feed(b"a\nb\nend\n")
     output.finish()
-    assert done.wait(5)
+    assert done.wait(60)
     assert echoed == ["a", "b", "end"]

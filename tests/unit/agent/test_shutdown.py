@@ -70,7 +70,7 @@ def test_handlers_are_installed_and_put_back() -> None:
         assert callable(handler)
         frame: FrameType | None = None
         handler(int(signal.SIGTERM), frame)
-        assert stop.wait(5)
+        assert stop.wait(60)
     assert installed == {signal.SIGTERM: "former TERM", signal.SIGINT: signal.SIG_DFL}
     assert stop.reason == "SIGTERM"
     assert stop.level == ShutdownLevel.DRAIN
@@ -81,6 +81,6 @@ def test_a_real_signal_wakes_a_waiting_main_thread() -> None:
     stop = ShutdownRequest()
     with stop_on_signals(stop):
         signal.raise_signal(signal.SIGINT)
-        assert stop.wait(5)
+        assert stop.wait(60)
     assert stop.level == ShutdownLevel.DRAIN
     assert signal.getsignal(signal.SIGINT) is former

@@ -128,7 +128,7 @@ class Together:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._barrier = threading.Barrier(size, timeout=20)
+        self._barrier = threading.Barrier(size, timeout=60)
         self._lock = threading.Lock()
         self._boards: dict[tuple[str, int], dict[int, Any]] = {}
 
@@ -153,7 +153,7 @@ class Sent:
         self._together, self._board = together, board
 
     def rows(self, timeout_s: float | None = None) -> list[list[float]]:
-        until = time.monotonic() + (20 if timeout_s is None else timeout_s)
+        until = time.monotonic() + (60 if timeout_s is None else timeout_s)
         while self._together.missing(self._board):
             if time.monotonic() > until:
                 raise RuntimeError("a process is gone")

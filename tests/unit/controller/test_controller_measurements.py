@@ -324,7 +324,7 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
     class Hanging(Psutil):
         def virtual_memory(self) -> Any:
             hangs.set()
-            release.wait(20)
+            release.wait(60)
             return SimpleNamespace(used=1)
 
     monkeypatch.setitem(sys.modules, "psutil", Hanging())
@@ -332,9 +332,9 @@ def test_a_driver_that_hangs_does_not_hold_up_the_end(monkeypatch: pytest.Monkey
     monkeypatch.setattr(hardware_sampler, "STOP_WITHIN_S", 0.01)
     probe = HardwareSampler()
     probe.start()
-    assert hangs.wait(5)
+    assert hangs.wait(60)
     probe.stop()
     assert probe._thread.is_alive()
     release.set()
-    probe._thread.join(5)
+    probe._thread.join(60)
     assert not probe._thread.is_alive()

@@ -151,14 +151,14 @@ def test_idle_connections_to_peers_that_have_gone_are_closed(pair: Pair) -> None
     "payload", [b"", b"[]", b'{"kind": "state"}', b'{"kind": "state", "round": 1, "bucket": 0, "x": 1}']
 )
 def test_a_malformed_request_costs_the_caller_its_connection(pair: Pair, payload: bytes) -> None:
-    connection = dial(pair.peer, pair.identity, 5)
+    connection = dial(pair.peer, pair.identity, 60)
     connection.send(Header(READ), payload)
     with pytest.raises((EOFError, OSError)):
-        connection.receive(64, 5)
+        connection.receive(64, 60)
     connection.close()
-    connection = dial(pair.peer, pair.identity, 5)
+    connection = dial(pair.peer, pair.identity, 60)
     connection.send(Header(FrameKind.REQUESTS + 9), b"")
-    assert connection.receive(64, 5).payload == b"unknown_kind"
+    assert connection.receive(64, 60).payload == b"unknown_kind"
     connection.close()
     assert pair.transfer.describe(pair.peer) == DESCRIPTION
 

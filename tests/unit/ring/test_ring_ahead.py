@@ -21,7 +21,7 @@ def test_one_batch_is_taken_before_it_is_asked_for_and_no_more() -> None:
     def batches() -> Iterator[int]:
         for number in range(5):
             if number == 1:
-                second.wait(10)
+                second.wait(60)
             taken.append(number)
             yield number
 

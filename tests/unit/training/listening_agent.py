@@ -62,24 +62,24 @@ class ListeningAgent:
             return [message for message in self.messages if message["type"] == kind]
 
     def wait_for(self, kind: str, count: int = 1) -> list[dict[str, Any]]:
-        """Wait until `count` messages of a type have arrived; fail after 5 s."""
+        """Wait until `count` messages of a type have arrived; fail after 60 s."""
 
         def enough() -> bool:
             return len([message for message in self.messages if message["type"] == kind]) >= count
 
         with self._changed:
-            assert self._changed.wait_for(enough, 5), f"no {count} x {kind!r} in {self.messages}"
+            assert self._changed.wait_for(enough, 60), f"no {count} x {kind!r} in {self.messages}"
         return self.of(kind)
 
     def wait_for_end(self) -> None:
         """Wait until the trainer has disconnected."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._ended, 5)
+            assert self._changed.wait_for(lambda: self._ended, 60)
 
     def send(self, message: dict[str, Any] | bytes) -> None:
         """Send one message, or raw bytes."""
         with self._changed:
-            assert self._changed.wait_for(lambda: self._trainer is not None, 5)
+            assert self._changed.wait_for(lambda: self._trainer is not None, 60)
         assert self._trainer is not None
         self._trainer.sendall(message if isinstance(message, bytes) else json.dumps(message).encode() + b"\n")
 

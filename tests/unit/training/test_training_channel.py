@@ -44,7 +44,7 @@ class Received:
 
     def wait(self, count: int) -> list[TrainerDirective]:
         with self._changed:
-            assert self._changed.wait_for(lambda: len(self.directives) >= count, 5)
+            assert self._changed.wait_for(lambda: len(self.directives) >= count, 60)
         return self.directives
 
 

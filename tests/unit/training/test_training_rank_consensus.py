@@ -263,7 +263,7 @@ def test_no_rank_waits_for_another_one_in_a_step() -> None:
     ahead.start()
     assert not done.wait(0.05), "it would be two steps ahead"
     vote(second)
-    assert done.wait(10)
+    assert done.wait(60)
     ahead.join()
 
 
@@ -297,7 +297,7 @@ def test_a_step_costs_no_message_that_is_waited_for() -> None:
     training.take_step()
     ahead = threading.Thread(target=lambda: training.ranks[0].due(2, on_interval=False))
     ahead.start()
-    ahead.join(10)
+    ahead.join(60)
     assert not ahead.is_alive()
     assert not training.ranks[1].due(2, on_interval=False)
     assert not training.take_step()

@@ -83,5 +83,5 @@ def test_waiting_for_memory_ends_when_canceled() -> None:
         thread = threading.Thread(target=wait)
         thread.start()
         cancel.set()
-        thread.join(10)
+        thread.join(60)
     assert len(caught) == 1

@@ -132,7 +132,7 @@ def test_connections_are_shared_by_all_batches(server: ScriptedServer, tmp_path:
     """Two concurrent batches, for example a checkpoint and artifacts, share the connections of one transfer."""
     path = tmp_path / "o"
     path.write_bytes(b"x")
-    full = threading.Barrier(3, timeout=10)
+    full = threading.Barrier(3, timeout=60)
 
     def meet(handler: Handler) -> None:
         full.wait()
@@ -148,7 +148,7 @@ def test_connections_are_shared_by_all_batches(server: ScriptedServer, tmp_path:
     for batch in batches:
         batch.start()
     for batch in batches:
-        batch.join(30)
+        batch.join(60)
         assert not batch.is_alive()
     transfer.close()
     assert server.most_at_once == 3
@@ -164,7 +164,7 @@ def test_a_connection_that_gets_free_goes_to_whoever_waited_longest(server: Scri
 
     def hold(handler: Handler) -> None:
         began.set()
-        go_on.wait(20)
+        go_on.wait(60)
         handler.answer(200)
 
     server.routes["PUT", "/a0"] = hold
@@ -173,12 +173,12 @@ def test_a_connection_that_gets_free_goes_to_whoever_waited_longest(server: Scri
     )
     artifact = threading.Thread(target=transfer.upload, args=([upload(server, path, "b")],))
     checkpoint.start()
-    assert began.wait(10)
+    assert began.wait(60)
     artifact.start()
     until(lambda: len(transfer._sending._queue) == 1)
     go_on.set()
     for batch in (checkpoint, artifact):
-        batch.join(10)
+        batch.join(60)
     transfer.close()
     assert server.paths("PUT") == ["/a0", "/b", "/a1", "/a2", "/a3"]
 
@@ -192,7 +192,7 @@ def test_a_batch_with_nothing_left_to_begin_does_not_wait_for_others(server: Scr
 
     def hold(handler: Handler) -> None:
         began.release()
-        go_on[handler.path[1:]].wait(20)
+        go_on[handler.path[1:]].wait(60)
         handler.answer(200)
 
     for name in go_on:
@@ -205,19 +205,19 @@ def test_a_batch_with_nothing_left_to_begin_does_not_wait_for_others(server: Scr
         return thread
 
     slow = [batch("slow0")]
-    assert began.acquire(timeout=10)
+    assert began.acquire(timeout=60)
     quick = batch("a", "b")
-    assert began.acquire(timeout=10)
+    assert began.acquire(timeout=60)
     until(lambda: len(transfer._sending._queue) == 1)
     slow.append(batch("slow1"))
     until(lambda: len(transfer._sending._queue) == 2)
     go_on["a"].set()
-    quick.join(10)
+    quick.join(60)
     assert not quick.is_alive()
     assert all(thread.is_alive() for thread in slow)
     for event in go_on.values():
         event.set()
     for thread in slow:
-        thread.join(10)
+        thread.join(60)
     transfer.close()
     assert server.objects == {"/b": b"x"}

@@ -50,7 +50,7 @@ def test_a_large_file_arrives_in_parts(server: ScriptedServer, transfer: Transfe
 
 
 def test_parts_move_at_the_same_time(server: ScriptedServer, transfer: Transfer, root: Path) -> None:
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
 
     def meet(handler: Handler) -> None:
         together.wait()

@@ -349,7 +349,7 @@ def test_what_deliver_raises_ends_the_batch(server: ScriptedServer, transfer: Tr
 
 def test_an_expired_url_lets_the_others_finish(server: ScriptedServer, transfer: Transfer, sink: Sink) -> None:
     """Three are under way when the second is refused: the other two arrive."""
-    together = threading.Barrier(3, timeout=10)
+    together = threading.Barrier(3, timeout=60)
 
     def meet(handler: Handler) -> None:
         together.wait()

@@ -174,7 +174,7 @@ class TestUpload:
         assert min(steps) == -len(DATA)
 
     def test_workers_are_bounded(self, server: ScriptedServer, transfer: Transfer, file: Path) -> None:
-        barrier = threading.Barrier(3, timeout=10)
+        barrier = threading.Barrier(3, timeout=60)
 
         def together(handler: Handler) -> None:
             barrier.wait()
@@ -190,7 +190,7 @@ class TestCancel:
     def test_a_stalled_download_stops_at_once(self, server: ScriptedServer, transfer: Transfer, root: Path) -> None:
         until, arrived, cancel = threading.Event(), threading.Event(), threading.Event()
         server.routes["GET", "/o"] = stalled(until, arrived)
-        canceler = threading.Thread(target=lambda: (arrived.wait(10), cancel.set()))
+        canceler = threading.Thread(target=lambda: (arrived.wait(60), cancel.set()))
         canceler.start()
         started = time.monotonic()
         try:
@@ -209,7 +209,7 @@ class TestCancel:
         server.routes["GET", "/slow"] = stalled(until, arrived)
 
         def refuse(handler: Handler) -> None:
-            arrived.wait(10)
+            arrived.wait(60)
             handler.answer(404)
 
         server.routes["GET", "/absent"] = refuse

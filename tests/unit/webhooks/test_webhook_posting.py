@@ -57,7 +57,7 @@ class Server:
             if self._tls is not None:
                 connection = self._tls.wrap_socket(connection, server_side=True)
             with connection:
-                connection.settimeout(5)
+                connection.settimeout(60)
                 self.requests.append(_request(connection))
                 if not self.slow:
                     connection.sendall(self.answer)
@@ -71,7 +71,7 @@ class Server:
         self._ended.set()
         self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._thread.join(10)
+        self._thread.join(60)
 
 
 def _request(connection: socket.socket) -> bytes:

@@ -54,7 +54,7 @@ def test_settings_pin_one_peer(loads: list[bytes]) -> None:
     listener = Listener(theirs, {}, lambda: [ours.certificate], host="127.0.0.1")
     addresses = (f"127.0.0.1:{listener.port}",)
     try:
-        dial(Peer("1.1.00000001", addresses, theirs.certificate), ours, 5).close()
+        dial(Peer("1.1.00000001", addresses, theirs.certificate), ours, 60).close()
         for certificate, caller in ((others.certificate, ours), (theirs.certificate, others)):
             with pytest.raises(PeerLostError):
                 dial(Peer("1.1.00000001", addresses, certificate), caller, 0.5)
@@ -63,6 +63,6 @@ def test_settings_pin_one_peer(loads: list[bytes]) -> None:
 
 
 def _ping(peer: Peer, caller: NodeIdentity) -> None:
-    connection = dial(peer, caller, 5)
+    connection = dial(peer, caller, 60)
     connection.send(Header(FrameKind.PING))
     connection.close()
