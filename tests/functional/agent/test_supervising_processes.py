@@ -153,7 +153,7 @@ def test_stop_escalates_and_leaves_nobody(tmp_path: Path) -> None:
     status = process.stop(0.5)
     took_s = time.monotonic() - started
     assert (status.signal, status.stopped_by_us, status.oom_suspected) == (signal.SIGKILL, True, False)
-    assert 0.5 <= took_s < 20
+    assert 0.5 <= took_s < WAIT_S
     assert not any(alive(pid) for pid in pids.values())
     assert process.stop(1) == status
 

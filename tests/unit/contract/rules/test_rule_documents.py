@@ -466,4 +466,5 @@ def test_a_slip_is_looked_for_quickly_among_many_names() -> None:
     began = time.process_time()
     assert [find_typo(f"{'a' * 33}bb.x{number:02d}", known) for number in range(20)] == [None] * 20
     assert find_typo("a" * 4000, known) is None
-    assert time.process_time() - began < 3
+    # Measured: 0.9 s, and twenty times as much without the limit of names that are compared.
+    assert time.process_time() - began < 8

@@ -67,11 +67,11 @@ def test_frames_arrive_in_order(pair: tuple[socket.socket, SocketConnection]) ->
     for payload in (b"", b"one", bytes(70_000)):
         thread = threading.Thread(target=writer.send, args=(Header(9, epoch=3, part=7), payload))
         thread.start()
-        frame = reader.receive(70_000, 5)
+        frame = reader.receive(70_000, 60)
         thread.join()
         assert frame.payload == payload
         assert frame.header == Header(9, len(payload), epoch=3, part=7)
-    assert 0 < writer.round_trip_s < 1
+    assert 0 < writer.round_trip_s < 10
     assert writer.sent_bytes == reader.received_bytes == 3 * 36 + 70_003
 
 
@@ -93,7 +93,7 @@ def test_an_announced_gigabyte_takes_no_memory(pair: tuple[socket.socket, Socket
     tracemalloc.start()
     try:
         with pytest.raises(FrameError, match="1073741824 bytes, at most 65536"):
-            reader.receive(65536, 5)
+            reader.receive(65536, 60)
         assert tracemalloc.get_traced_memory()[1] < 100_000
     finally:
         tracemalloc.stop()
@@ -117,7 +117,7 @@ def test_a_slow_sender_ends_within_the_time_of_a_frame(
     with pytest.raises(TimeoutError):
         reader.receive(1000, 60)
     # The whole frame takes at least 20 s.
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < 18
     stopped.set()
     thread.join()
 
@@ -127,7 +127,7 @@ def test_a_closed_connection_ends_the_reader(pair: tuple[socket.socket, SocketCo
     raw.sendall(pack_header(Header(5, 1000), bytes(1000)) + bytes(10))
     raw.shutdown(socket.SHUT_WR)
     with pytest.raises(EOFError):
-        reader.receive(1000, 5)
+        reader.receive(1000, 60)
 
 
 def test_another_thread_interrupts_a_reader(pair: tuple[socket.socket, SocketConnection]) -> None:
