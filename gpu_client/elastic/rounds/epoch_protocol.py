@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 
@@ -22,7 +22,8 @@ from gpu_client.elastic.errors import (
 )
 from gpu_client.elastic.outer_optimizer import hash_values
 from gpu_client.elastic.recovery.catch_up import choose_target, plan_parts
-from gpu_client.elastic.recovery.state_transfer import StateDescription
+from gpu_client.elastic.recovery.part_reader import PartNotAskedError
+from gpu_client.elastic.recovery.state_transfer import PartRequest, StateDescription
 from gpu_client.elastic.rounds.outer_replica import OuterReplica
 from gpu_client.elastic.rounds.round_actions import (
     Action,
@@ -67,6 +68,24 @@ class ElasticEvent:
     message: str
 
 
+@dataclass(frozen=True)
+class PartRead:
+    """Read of a part. base: round of the bucket's values before. state_hash: hash of the bucket in the target state."""
+
+    peer: Peer
+    part: PartRequest
+    base: int
+    state_hash: int
+
+
+@dataclass(frozen=True)
+class Fetched:
+    """Effect of one fetch. ended: share of the reads that have ended. goes_on: a part has arrived or is on the way."""
+
+    ended: float
+    goes_on: bool
+
+
 class EpochProtocol:
     """Membership of one node."""
 
@@ -87,6 +106,12 @@ class EpochProtocol:
         self._lost: dict[str, LostNode] = {}
         self._refusals = 0
         self._is_cut_off = False
+        self._reads: list[PartRead] = []
+        """Reads that go on."""
+        self._has_fetched = False
+        """The node has had the newest state of live members, or has left the rest to the group."""
+        self._needs_newest = False
+        """The node has left a group that it could not catch up with, and asks for admission with the newest state."""
 
     def tell(self, kind: str, message: str) -> None:
         """Report an incident."""
@@ -98,6 +123,11 @@ class EpochProtocol:
         self._lost |= {node: LostNode(node=node, cause=error.cause, message=message) for node in error.nodes}
         self._lost.pop(self.node, None)
         self.tell("peer_lost", str(error))
+
+    def give_up(self, message: str) -> None:
+        """Note that the group does not wait any longer for this node's fetch of the state."""
+        self._has_fetched, self._needs_newest = False, True
+        self.tell("behind", f"{message}; this node leaves the group, and joins again once it has the newest round")
 
     def next_group(self) -> Steps[EpochGroup | None]:
         """Return the group of the next epoch with this node; None if the node has left, or if the world has ended."""
@@ -178,14 +208,22 @@ class EpochProtocol:
         """Fetch the outer state, ask to be admitted, and return the next view."""
         if self.synced_epoch:
             self.synced_epoch = 0
+            self._has_fetched = self._needs_newest = False
             self.tell("excluded", f"epoch {view.epoch} goes on without this node, which joins again")
         self._progress.notify(is_apart=True)
-        live = [one for one in view.members if one.lease_live]
+        live = [_make_peer(one) for one in view.members if one.lease_live]
         if live:
-            if self._find(view.joining) is None:
+            known = self._find(view.joining)
+            if not self._has_fetched and (known is None or known.ready):
                 view = yield from self._call(self._join(ready=False))
-            yield from self._fetch_from([_make_peer(one) for one in live])
+            # The members may admit a ready node at any time.
+            found = yield from self._fetch_from(live, once=self._has_fetched)
             # A peer without an answer has to wait for the group: there, members bring each other to one state.
+            self._has_fetched = found == "newest" or not self._needs_newest
+            if found == "part" or not self._has_fetched:
+                if found != "part":
+                    yield Sleep(self._timing.poll_s)
+                return (yield from self._call(ReadWorld()))
         known = self._find(view.joining)
         if known is None or not known.ready or known.round != self._replica.state.round:
             return (yield from self._call(self._join(ready=True)))
@@ -199,60 +237,73 @@ class EpochProtocol:
     def _join(self, *, ready: bool) -> JoinRequest:
         return self._request.model_copy(update={"ready": ready, "round": self._replica.state.round})
 
-    def _fetch_from(self, peers: Sequence[Peer]) -> Steps[None]:
-        """Reach the newest state of the peers, while they train on.
+    def _fetch_from(self, peers: Sequence[Peer], *, once: bool) -> Steps[Literal["newest", "part", "nothing"]]:
+        """Approach the newest state of the peers, while they train on; with `once`, by one fetch.
 
         Peers whose rounds are faster than the fetch, or who give no answer, are left alone after a while: in the group,
         members wait for each other's state.
         """
         least = len(self._replica.buckets)
-        passes, patience = 0, 4 + 2 * least // PREFETCHED_PARTS
+        passes, patience = 0.0, 4 + 2 * least // PREFETCHED_PARTS
         while passes < patience:
             found = yield from self.describe(peers)
             if not found:
-                return
+                return "nothing"
             target, holders = choose_target(found)
             if self._has(target):
                 self._progress.notify(is_started=True)
-                return
-            yield from self.fetch_parts(target, holders, PREFETCHED_PARTS)
+                return "newest"
+            fetched = yield from self.fetch_parts(target, holders, PREFETCHED_PARTS)
+            if once:
+                return "part" if fetched.goes_on else "nothing"
             left = len(self._replica.find_differences(target))
-            passes = 0 if left < least else passes + 1
+            passes = 0.0 if left < least else passes + fetched.ended
             least = min(least, left)
+        return "nothing"
 
     def describe(self, peers: Sequence[Peer]) -> Steps[dict[Peer, StateDescription]]:
         """Return the states of the peers that answer."""
         answers = yield DescribePeers(tuple(peers))
-        return {
+        found = {
             peer: one
             for peer, one in zip(peers, answers, strict=True)
             if isinstance(one, StateDescription) and len(one.hashes) == len(self._replica.buckets)
         }
+        # A frozen peer would hold up its reads for minutes.
+        self._reads = [one for one in self._reads if one.peer in found]
+        return found
 
     def _has(self, target: StateDescription) -> bool:
         is_equal = self._replica.state.round == target.round and not self._replica.find_differences(target)
         return is_equal and not self._progress.is_adopting
 
-    def fetch_parts(self, target: StateDescription, holders: Sequence[Peer], limit: int) -> Steps[bool]:
-        """Fetch at most `limit` differing parts of the target's state; return False if no part has arrived."""
+    def fetch_parts(self, target: StateDescription, holders: Sequence[Peer], limit: int) -> Steps[Fetched]:
+        """Read at most `limit` differing parts of the target's state, besides the parts that are on the way."""
         replica = self._replica
-        differing = replica.find_differences(target)
-        parts = plan_parts(target, holders, differing, replica.rounds, limit, fragments=replica.fragments)
-        results = yield FetchParts(tuple(parts))
-        arrived = not parts
-        for (_, part), values in zip(parts, results, strict=True):
+        reads, read = self._reads, {one.part.bucket for one in self._reads}
+        differing = [bucket for bucket in replica.find_differences(target) if bucket not in read]
+        for peer, part in plan_parts(
+            target, holders, differing, replica.rounds, limit - len(reads), fragments=replica.fragments
+        ):
+            reads.append(PartRead(peer, part, replica.rounds[part.bucket], target.hashes[part.bucket]))
+        results = yield FetchParts(tuple((one.peer, one.part) for one in reads))
+        self._reads = [one for one, values in zip(reads, results, strict=True) if values is None]
+        goes_on = not reads or bool(self._reads)
+        for one, values in zip(reads, results, strict=True):
+            part = one.part
             size = replica.size_of(part.bucket)
-            if not isinstance(values, torch.Tensor):
+            if not isinstance(values, torch.Tensor) or replica.rounds[part.bucket] != one.base:
                 continue
             if part.kind == "average" and values.numel() == size:
                 replica.replay(part.bucket, values, part.round)
-                arrived = True
-            elif values.numel() == 2 * size and hash_values(*values.chunk(2)) == target.hashes[part.bucket]:
-                replica.adopt(part.bucket, values, target.round)
-                arrived = True
+                goes_on = True
+            elif values.numel() == 2 * size and hash_values(*values.chunk(2)) == one.state_hash:
+                replica.adopt(part.bucket, values, part.round)
+                goes_on = True
         if not replica.find_differences(target) and replica.finish_adoption(target):
             self.tell("delta_dropped", "the group may have counted this node's last delta, therefore the delta is gone")
-        return arrived
+        ended = [one for one in results if one is not None and not isinstance(one, PartNotAskedError)]
+        return Fetched(len(ended) / len(reads) if reads else 1.0, goes_on)
 
 
 def can_enter(view: WorldView, joining: NodeView) -> bool:

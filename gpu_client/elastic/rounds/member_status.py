@@ -42,10 +42,11 @@ class MemberStatus:
     """State of one member at one exchange; every member decides from the statuses of all members.
 
     round, state_hash: committed outer state. synced_epoch: newest epoch in which the member had the group's state; 0
-    after an exclusion. complete: False while the state mixes buckets of two rounds. ready: the member has a delta, or
-    has refused its delta. weight: tokens of the delta. step_s: duration of the member's inner steps. next_epoch: newer
-    epoch that the member knows of. leaving: the member leaves, after the round that includes its delta if it is ready,
-    and has asked for that round for leaving_for_s. joining: a node is fetching the outer state.
+    after an exclusion. complete: False while the state mixes buckets of two rounds. behind: the member leaves the
+    group, whose state has not arrived in time. ready: the member has a delta, or has refused its delta. weight: tokens
+    of the delta. step_s: duration of the member's inner steps. next_epoch: newer epoch that the member knows of.
+    leaving: the member leaves, after the round that includes its delta if it is ready, and has asked for that round
+    for leaving_for_s. joining: a node is fetching the outer state.
     cut_off: the control plane has not answered the member lately. grace_s: patience with late members.
     metrics: newest metrics of the member, with its contribution. orders: for all members, by rules and commands.
     committed: orders of the committed round, in the first statuses of an epoch.
@@ -58,6 +59,7 @@ class MemberStatus:
     state_hash: int
     synced_epoch: WorldEpoch = 0
     complete: bool = True
+    behind: bool = False
     ready: bool = False
     weight: Weight = 0
     ready_for_s: float = 0.0

@@ -76,7 +76,10 @@ class DescribePeers:
 
 @dataclass(frozen=True)
 class FetchParts:
-    """Read parts of peers' states. Result: for each request a tensor, or an ElasticError."""
+    """Read parts of peers' states, for a short time (`recovery/part_reader.py`).
+
+    Result: for each request a tensor, an ElasticError, or None for a part that is on the way.
+    """
 
     requests: tuple[tuple[Peer, PartRequest], ...]
 

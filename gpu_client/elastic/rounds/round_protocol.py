@@ -6,6 +6,7 @@ the group; the unfinished round then continues in the group of the next epoch.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -18,6 +19,7 @@ from baton.contract.elastic.world import MAX_LINK_MBIT_S, JoinRequest, NodeRepor
 from gpu_client.elastic.engines.engine import Bucket, EpochGroup
 from gpu_client.elastic.errors import PeerLostError, StateLostError
 from gpu_client.elastic.outer_optimizer import combine_hashes
+from gpu_client.elastic.recovery.part_reader import PartNotAskedError
 from gpu_client.elastic.recovery.state_transfer import PartRequest
 from gpu_client.elastic.rounds.epoch_protocol import (
     MAX_FETCH_FAILURES,
@@ -62,8 +64,12 @@ from gpu_client.elastic.rounds.world_metrics import (
 from gpu_client.elastic.rounds.world_steward import WorldSteward
 
 PARTS_BETWEEN_TICKS = 16
+MAX_CATCH_UP_S = 30.0
+"""Longest time that the members of a group wait for a member that fetches the group's state."""
 MAX_REPAIRS = 5
 """Comparisons of one round after which the members whose hashes still differ are lost."""
+MAX_REPAIR_S = 8.0
+"""Time after which a member reads no further repairs before the next comparison, for which the others wait."""
 REMEMBERED_LAGS = 64
 MAX_COMMITTED_ORDERS = 16
 """Orders of a committed round that a status repeats, beside as many of the next round and the settings for joiners."""
@@ -122,8 +128,8 @@ class RoundProtocol:
 
     def _take_part(self, group: EpochGroup) -> Steps[None]:
         """Follow the decisions of the group until a newer epoch, or until this node has left."""
-        failures = 0
-        while failures < MAX_FETCH_FAILURES:
+        failures, began_at = 0, self._clock()
+        while True:
             statuses = yield from self._meet(group)
             decision = decide(statuses, group.epoch)
             if isinstance(decision, GiveUp):
@@ -131,8 +137,13 @@ class RoundProtocol:
                     "all nodes with a complete outer state are lost, while the others fetched the state"
                 )
             if isinstance(decision, CatchUp):
-                arrived = yield from self._catch_up(group, statuses, decision.reference)
+                target = next(one for one in statuses if one.node == decision.reference)
+                arrived = yield from self._catch_up(group, statuses, target)
                 failures = 0 if arrived else failures + 1
+                is_late = self._lacks(target) and self._clock() > began_at + MAX_CATCH_UP_S
+                if is_late or failures >= MAX_FETCH_FAILURES:
+                    yield from self._leave_behind(group, target.round, is_late=is_late)
+                    return
             else:
                 self._note_epoch(group, statuses)
             if isinstance(decision, Reform):
@@ -156,9 +167,6 @@ class RoundProtocol:
             yield from self.steward.work(group, statuses, self._replica.state.round)
             # The main thread may be waiting: the last member's delta should be seen soon.
             yield Sleep(self._timing.tick_s if self._offered is None else self._timing.tick_s / 5)
-        # The others exclude this node, which cannot reach their state in this group.
-        self.epochs.tell("behind", "no peer gives the outer state of the group")
-        yield Sleep(self._timing.retry_s)
 
     # --- statuses ----------------------------------------------------------------------------------------------------
 
@@ -236,6 +244,9 @@ class RoundProtocol:
                 fits = fits and len(one.attempt.tags) == len(self._replica.places_of(one.attempt.round))
             if not fits:
                 raise PeerLostError([one.node], "protocol", "the status is about other buckets")
+        behind = [one.node for one in statuses if one.behind]
+        if behind:
+            raise PeerLostError(behind, "behind", "the newest round did not reach the member in time, which fetches on")
         self._replica.keeps_averages = any(one.joining for one in statuses)
         return statuses
 
@@ -312,6 +323,9 @@ class RoundProtocol:
                 return
             statuses = yield from self._exchange(group, self._describe(group, done, own))
             hashes = {one.node: one.hashes for one in statuses if one.node in members}
+            silent = [node for node, own in hashes.items() if not own]
+            if silent:
+                raise PeerLostError(silent, "protocol", "the status has no hashes")
             repairs = choose_repairs(hashes)
             self.epochs.tell(
                 "hashes_differ", f"{len(repairs)} buckets take the bytes of {', '.join({*repairs.values()})}"
@@ -334,13 +348,17 @@ class RoundProtocol:
         hashes = {one.node: one.hashes for one in statuses}
         peers = {one.node: one for one in group.peers}
         wrong = [bucket for bucket, node in repairs.items() if candidates[bucket] != hashes[node][bucket]]
-        for start in range(0, len(wrong), PARTS_BETWEEN_TICKS):
-            part = wrong[start : start + PARTS_BETWEEN_TICKS]
+        until = self._clock() + MAX_REPAIR_S
+        while wrong and self._clock() < until:
+            part, late = wrong[:PARTS_BETWEEN_TICKS], []
             requests = tuple((peers[repairs[bucket]], PartRequest("candidate", number, bucket)) for bucket in part)
             results = yield FetchParts(requests)
             for bucket, values in zip(part, results, strict=True):
                 if isinstance(values, torch.Tensor) and values.numel() == 2 * replica.size_of(bucket):
                     replica.repair(bucket, values)
+                elif values is None or isinstance(values, PartNotAskedError):
+                    late.append(bucket)
+            wrong[:PARTS_BETWEEN_TICKS] = late
 
     def _finish(self, orders: Sequence[Orders]) -> None:
         """Commit the averages, with the orders for all members and this node's turn to save."""
@@ -384,11 +402,22 @@ class RoundProtocol:
 
     # --- members behind the group ------------------------------------------------------------------------------------
 
-    def _catch_up(self, group: EpochGroup, statuses: Sequence[MemberStatus], reference: str) -> Steps[bool]:
-        """Bring this node closer to the state of `reference`; return False if no part has arrived."""
+    def _lacks(self, target: MemberStatus) -> bool:
+        return (self._replica.state.round, self._replica.hash) != target.state or self._progress.is_adopting
+
+    def _leave_behind(self, group: EpochGroup, number: int, *, is_late: bool) -> Steps[None]:
+        """Let the others go on without this node, which cannot reach their state, of round `number`, in this group."""
+        late = f"the state of round {number} has not arrived within {MAX_CATCH_UP_S:.0f} s: the line is too slow"
+        self.epochs.give_up(late if is_late else "no peer gives the outer state of the group")
+        own = MemberStatus(self.node, self._replica.state.round, self._replica.hash, complete=False, behind=True)
+        with contextlib.suppress(PeerLostError):
+            yield from self._exchange(group, own)
+        yield Sleep(self._timing.retry_s)
+
+    def _catch_up(self, group: EpochGroup, statuses: Sequence[MemberStatus], target: MemberStatus) -> Steps[bool]:
+        """Bring this node closer to the state of `target`; return False if no part has arrived or is on the way."""
         replica = self._replica
-        target = next(one for one in statuses if one.node == reference)
-        if (replica.state.round, replica.hash) == target.state and not self._progress.is_adopting:
+        if not self._lacks(target):
             return True
         if replica.candidate == target.state:
             # The reference has committed the averages that this member holds, too.
@@ -403,7 +432,8 @@ class RoundProtocol:
         same = {peer: one for peer, one in found.items() if (one.round, combine_hashes(one.hashes)) == target.state}
         if not same:
             return False
-        return (yield from self.epochs.fetch_parts(next(iter(same.values())), list(same), PARTS_BETWEEN_TICKS))
+        parts = yield from self.epochs.fetch_parts(next(iter(same.values())), list(same), PARTS_BETWEEN_TICKS)
+        return parts.goes_on
 
 
 def _report_node(one: MemberStatus, tokens: Mapping[str, int]) -> NodeReport:

@@ -14,6 +14,7 @@ from baton.contract.elastic.world import WorldView
 from gpu_client.elastic.engines.engine import Engine, Peer
 from gpu_client.elastic.errors import ElasticError, GroupAbortedError, PeerLostError
 from gpu_client.elastic.membership.world_calls import WorldCalls
+from gpu_client.elastic.recovery.part_reader import STOP_POLL_S, PartReader
 from gpu_client.elastic.recovery.state_transfer import StateDescription, StateTransfer
 from gpu_client.elastic.rounds.local_progress import LocalProgress
 from gpu_client.elastic.rounds.round_actions import (
@@ -31,8 +32,7 @@ from gpu_client.elastic.rounds.round_actions import (
 )
 
 Answer = TypeVar("Answer")
-PARALLEL_READS = 8
-STOP_POLL_S = 0.2
+PARALLEL_CALLS = 9
 DESCRIBE_S = 3.0
 """Time for the other peers to describe their states, from the calls on."""
 
@@ -70,7 +70,8 @@ class RoundRunner:
         self._world = world
         self._transfer = transfer
         self._timeouts = timeouts
-        self._pool = ThreadPoolExecutor(PARALLEL_READS + 1, thread_name_prefix="baton-elastic")
+        self._pool = ThreadPoolExecutor(PARALLEL_CALLS, thread_name_prefix="baton-elastic")
+        self._parts = PartReader(transfer)
         self._answer: Future[WorldView] | None = None
         self._descriptions: dict[Peer, Future[StateDescription]] = {}
         """Newest calls; a peer without an answer is not called again."""
@@ -114,6 +115,7 @@ class RoundRunner:
         finally:
             self._engine.close()
             self._transfer.close()
+            self._parts.close()
             self._pool.shutdown(wait=False, cancel_futures=True)
             # No round will come: the main thread must not wait.
             self._progress.notify(is_apart=True, is_ended=True)
@@ -150,7 +152,7 @@ class RoundRunner:
             case DescribePeers(peers):
                 return self._describe(peers)
             case FetchParts(requests):
-                return self._gather([self._pool.submit(self._transfer.read, peer, part) for peer, part in requests])
+                return self._parts.read(requests, lambda: self._is_stopping)
             case Sleep(seconds):
                 with self._progress.changed:
                     if not self._is_stopping:
@@ -183,11 +185,6 @@ class RoundRunner:
             _result_of(one) if one.done() else PeerLostError([peer.node], "silent", silent)
             for peer, one in calls.items()
         ]
-
-    def _gather(self, futures: Sequence[Future[Any]]) -> list[Any]:
-        """Return all results."""
-        self._wait(futures, lambda: False)
-        return [_result_of(one) for one in futures]
 
     def _wait(self, futures: Iterable[Future[Any]], suffices: Callable[[], bool]) -> None:
         """Wait for calls of peers, until `suffices` at most. Raises GroupAbortedError after `stop`."""

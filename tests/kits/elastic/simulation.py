@@ -20,6 +20,7 @@ from gpu_client.elastic.engines.engine import EpochGroup
 from gpu_client.elastic.errors import ElasticError, PeerLostError
 from gpu_client.elastic.outer_optimizer import OuterOptimizer, OuterState
 from gpu_client.elastic.parameters import TrainedParameters, split_buckets
+from gpu_client.elastic.recovery.part_reader import READ_S
 from gpu_client.elastic.rounds.epoch_protocol import ElasticEvent, RoundTiming
 from gpu_client.elastic.rounds.local_progress import Contribution, LocalProgress
 from gpu_client.elastic.rounds.outer_replica import OuterReplica
@@ -81,6 +82,8 @@ class SimulatedNode:
     value: float = 0.0
     feedback: Codec | None = None
     fragments: int = 1
+    part_s: float = 0.0
+    """Time of the node's line for one part of a state."""
     events: list[ElasticEvent] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -102,7 +105,7 @@ class SimulatedNode:
         self.group: EpochGroup | None = None
         self.call: PendingCall | None = None
         self.started_call: Any = None
-        self.ready_at = 0.0
+        self.ready_at = self.received_s = 0.0
         self.progress.hold(self.parameters)
         self.sim.network.sources[self.name] = self.replica
         protocol = RoundProtocol(
@@ -195,11 +198,20 @@ class SimulatedNode:
             failed = PeerLostError(["?"], "silent")
             if isinstance(action, DescribePeers):
                 return True, [failed if fails else self.catch(lambda p=p: transfer.describe(p)) for p in action.peers]
-            return True, [
-                failed if fails else self.catch(lambda p=p, r=r: transfer.read(p, r)) for p, r in action.requests
-            ]
+            return True, self.receive(
+                [failed if fails else self.catch(lambda p=p, r=r: transfer.read(p, r)) for p, r in action.requests]
+            )
         self.sim.now = max(self.sim.now, self.ready_at)
         return True, None
+
+    def receive(self, parts: list[Any]) -> list[Any]:
+        """Return the parts that arrive within one call; None for those that are on the way."""
+        if not self.part_s:
+            return parts
+        took_s = min(READ_S, self.part_s * len(parts) - self.received_s)
+        self.sim.now += took_s
+        count, self.received_s = divmod(self.received_s + took_s, self.part_s)
+        return [*parts[: int(count)], *[None] * (len(parts) - int(count))]
 
     def begin(self, action: OpenGroup | ExchangeStatus | ReduceBuckets) -> PendingCall:
         network = self.sim.network
