@@ -157,9 +157,12 @@ class EpochProtocol:
                 self._is_cut_off = True
                 yield from self._pause_apart()
                 view = None
-            except (WorldChangedError, NotAMemberError, NoMajorityError):
+            except (WorldChangedError, NotAMemberError, NoMajorityError) as error:
                 refused_epoch = view.epoch if view else -1
                 view = None
+                if isinstance(error, NotAMemberError):
+                    # Members with expired leases may renew these, until a sweep ends their attempts.
+                    yield Sleep(self._timing.poll_s)
 
     def _find(self, nodes: Sequence[NodeView]) -> NodeView | None:
         return next((one for one in nodes if one.node == self.node), None)

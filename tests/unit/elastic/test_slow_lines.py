@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import torch
 
-from gpu_client.elastic.rounds.round_actions import CallWorld, FetchParts
+from baton.contract.elastic.world import EpochProposal
+from gpu_client.elastic.rounds.epoch_protocol import RoundTiming
+from gpu_client.elastic.rounds.round_actions import CallWorld, DescribePeers, FetchParts
 from gpu_client.elastic.rounds.round_protocol import MAX_CATCH_UP_S
 from tests.kits.elastic.simulation import SimulatedNode, Simulation
 
@@ -94,6 +96,35 @@ def test_a_ready_joiner_looks_at_the_world_after_each_short_fetch() -> None:
         most = max(most, fetches)
         joiner.advance()
     assert most == 1
+
+
+def test_joiners_ask_seldom_while_the_leases_of_members_have_expired_and_fetch_once_they_are_renewed() -> None:
+    watched = Watched(part_s=0.0)
+    sim, joiner = watched.sim, watched.joiner
+    answer, proposals = sim.world.answer, list[float]()
+
+    def note(node: str, request: object) -> object:
+        if isinstance(request, EpochProposal):
+            proposals.append(sim.now)
+        return answer(node, request)  # type: ignore[arg-type]
+
+    sim.world.least = 1
+    sim.world.answer = note  # type: ignore[assignment,method-assign]
+    kept = dict(sim.world.leases)
+    for seat in (0, 1):
+        sim.world.leases[seat] = kept[seat].model_copy(update={"expires_at": int(sim.now) - 1})
+    began, calls = sim.now, sim.world.calls
+    while sim.now < began + 60:
+        joiner.advance()
+    polls = 60 / RoundTiming().poll_s
+    assert 0 < len(proposals) <= polls + 1
+    assert sim.world.calls - calls <= 3 * polls
+    sim.world.leases.update(kept)
+    while not isinstance(joiner.action, DescribePeers):
+        joiner.advance()
+    assert not any(one.ready for one in sim.world.view().joining)
+    watched.run(lambda: bool(joiner.protocol.epochs.synced_epoch))
+    sim.settle(3)
 
 
 def test_a_member_behind_a_slow_line_repairs_a_bucket_over_several_reads() -> None:
