@@ -363,6 +363,17 @@ def test_a_member_whose_repairs_fail_is_excluded(faulty: int) -> None:
     assert len({one.replica.hash for one in nodes}) == 1
 
 
+def test_a_member_that_tells_no_hashes_ends_nobody() -> None:
+    sim, nodes = begin(3)
+    sim.network.distort = lambda node, bucket, average: average.add_(0.25) if node == nodes[2].name else None
+    describe = nodes[2].protocol._describe
+    nodes[2].protocol._describe = lambda *given, **named: replace(  # type: ignore[method-assign]
+        describe(*given, **named), hashes=()
+    )
+    run(sim, round_of(nodes[:2], 1))
+    assert [one.node for one in sim.world.view().members] == [one.name for one in nodes[:2]]
+
+
 def test_joiners_without_the_state_never_outvote_a_holder_of_the_state() -> None:
     sim, nodes = begin(2, least=1)
     sim.settle(2)
