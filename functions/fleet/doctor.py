@@ -6,23 +6,25 @@ every machine of a list that is not a stray has a record by then.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from functools import partial
 
-from pydantic import ValidationError
-
 from baton.contract.fleets.doctor import DoctorFinding, FindingCode, FixOutcome
 from baton.contract.fleets.fleet import MachineState as State
-from functions.domain.errors import WriteConflict
+from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.fleet.accounts import no_account
-from functions.fleet.drivers.protocol import AccountReport, Driver, Leftover, ProviderRefused, ProviderUnavailable
+from functions.fleet.drivers.protocol import AccountReport, Driver, Leftover, ProviderRefused
 from functions.fleet.records import Inventory, Machine, OrphanMachine, Sighting, StoredFleet, token_prefix
 from functions.fleet.store import DamagedRecord, FleetStore
 from functions.fleet.ticks.balances import describe_low_balance, sum_spending
 from functions.fleet.ticks.strays import adopt
+from functions.fleet.ticks.tick import FORESEEN, NO_ANSWER
+
+logger = logging.getLogger("baton.fleet")
 
 ANSWER_WITHIN_S = 10.0
 """Time that all providers have together, below the time-outs of the function and of API Gateway."""
@@ -33,7 +35,6 @@ LATE_S = 300
 LINGERS_S = 600
 """Time after the order to end a machine at which a machine that is still listed becomes a finding."""
 SHOWN_NAMES = 8
-_NO_ANSWER = (ProviderUnavailable, ValidationError)
 
 
 @dataclass(frozen=True)
@@ -163,8 +164,10 @@ def _fix(store: FleetStore, found: Fix | None, id_: str, now: int, *, in_time: b
         accepted = found.call()
     except WriteConflict:
         return FixOutcome(id=id_, fixed=False, later=True, detail="the controller stored a record at the same moment")
-    except (*_NO_ANSWER, ProviderRefused) as error:
-        return FixOutcome(id=id_, fixed=False, detail=str(error))
+    except StorageUnavailable:
+        raise
+    except NO_ANSWER as error:
+        return FixOutcome(id=id_, fixed=False, detail=_tell(found.driver.name, error))
     if accepted is False:
         return FixOutcome(id=id_, fixed=False, detail=f"{found.driver.name} did not accept the call; repeat it")
     return FixOutcome(id=id_, fixed=True, detail=found.outcome)
@@ -190,9 +193,17 @@ def _ask(name: str, driver: Driver, prefix: str, now: int) -> ProviderExaminatio
         report = driver.examine(prefix)
     except ProviderRefused as error:
         refused = str(error)
-    except _NO_ANSWER as error:
-        silent = str(error)
+    except NO_ANSWER as error:
+        silent = _tell(name, error)
     return ProviderExamination(name, inventory, report, refused, silent)
+
+
+def _tell(provider: str, error: Exception) -> str:
+    """Return the failure of a driver's call in words; log the traceback if the driver is at fault."""
+    if isinstance(error, (*FORESEEN, DamagedRecord)):
+        return str(error)
+    logger.warning("the driver of %s failed", provider, exc_info=error)
+    return f"its driver failed with {type(error).__name__}, and the log has the cause"
 
 
 def _find_strays(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 
@@ -12,6 +13,9 @@ from functions.fleet.accounts import AccountsUnreadable, no_account
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable
 from functions.fleet.records import Offer
 from functions.fleet.store import FleetStore
+from functions.fleet.ticks.tick import NO_ANSWER
+
+logger = logging.getLogger("baton.fleet")
 
 ANSWER_S = 20.0
 """Time for all providers together: API Gateway ends a call after 30 s."""
@@ -58,6 +62,9 @@ def ask(
             silent[name] = str(error)
         except ValidationError as error:
             silent[name] = f"the answer has {error.error_count()} impossible values"
+        except NO_ANSWER as error:
+            logger.warning("the driver of %s failed", name, exc_info=error)
+            silent[name] = f"its driver failed with {type(error).__name__}, and the log has the cause"
         else:
             offers += found
     return offers, silent

@@ -18,7 +18,7 @@ from tests.functional.api.test_sweeper import Invocation
 from tests.kits.api.accounts import KEY, AccountProvider, log_in, market
 from tests.kits.api.fleets import DOCUMENT, OFFER, deploy_controller, make_machine, put_machine
 from tests.kits.api.harness import NOW, TENANT, Api
-from tests.twins.provider import VirtualMachine
+from tests.twins.provider import VirtualMachine, VirtualProvider
 
 VAST_OFFER = OFFER.model_copy(update={"provider": "vast"})
 
@@ -223,6 +223,34 @@ def test_a_provider_that_hangs_does_not_hide_the_others(
     (found,) = findings(api).values()
     over.set()
     assert found["code"] == "provider_silent" and "no answer within" in found["detail"]
+
+
+def test_a_driver_that_fails_does_not_hide_the_other_providers(api: Api, vast: AccountProvider) -> None:
+    ssh = VirtualProvider(name="ssh")
+    ssh.machines.append(VirtualMachine("h-2", token(api, "lost"), 0.4, NOW, "host"))
+    api.context = replace(api.context, drivers={"vast": vast, "ssh": ssh})
+    vast.refusal = KeyError("machines")  # type: ignore[assignment]
+    found = findings(api)
+    assert list(found) == ["stray_machine/ssh/h-2", "provider_silent/vast"]
+    assert "its driver failed with KeyError" in found["provider_silent/vast"]["detail"]
+
+
+def test_a_fix_in_which_the_driver_fails_does_not_hide_the_other_fixes(
+    api: Api, vast: AccountProvider, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    vast.machines += [VirtualMachine(f"h-{at}", token(api, f"lost-{at}"), 0.4, NOW, "host") for at in range(2)]
+    destroy = vast.destroy
+
+    def fail_once(handle: str) -> bool:
+        if handle == "h-0":
+            raise KeyError("success")
+        return destroy(handle)
+
+    monkeypatch.setattr(vast, "destroy", fail_once)
+    body = {"findings": [f"stray_machine/vast/h-{at}" for at in range(2)]}
+    outcomes = api.post("/fleet-doctor/fix", body).ok()["outcomes"]
+    assert [one["fixed"] for one in outcomes] == [False, True]
+    assert "its driver failed with KeyError" in outcomes[0]["detail"]
 
 
 def test_a_fix_that_the_provider_refuses_says_so_and_leaves_the_machine_to_the_ticks(

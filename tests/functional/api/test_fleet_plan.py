@@ -246,6 +246,14 @@ def test_a_provider_without_an_answer_is_a_line_and_no_failure(api: Api, monkeyp
     }
 
 
+def test_a_driver_that_fails_silences_its_own_provider_only(api: Api) -> None:
+    sell(api, Market("loopback", {"ref": "a"}), Market("vast", failure=KeyError("id")))
+    found = api.post("/offers", {"providers": ["vast", "loopback"]}).ok()
+    assert [one["ref"] for one in found["offers"]] == ["a"]
+    reason = "its driver failed with KeyError, and the log has the cause"
+    assert found["silent"] == [{"provider": "vast", "reason": reason}]
+
+
 def test_unreadable_accounts_silence_their_providers_only(api: Api) -> None:
     class Drivers(dict[str, VirtualProvider]):
         def __missing__(self, name: str) -> VirtualProvider:
