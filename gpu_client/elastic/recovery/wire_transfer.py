@@ -14,7 +14,7 @@ from dataclasses import asdict, replace
 import torch
 
 from gpu_client.elastic.engines.engine import Peer
-from gpu_client.elastic.engines.wire.connection import Connection
+from gpu_client.elastic.engines.wire.connection import SLOWEST_BYTES_PER_S, Connection
 from gpu_client.elastic.engines.wire.dialer import Dialer
 from gpu_client.elastic.engines.wire.frames import FrameError, FrameKind, Header, WireFrame
 from gpu_client.elastic.engines.wire.listener import Handler
@@ -55,7 +55,7 @@ class StateServer:
             except PartUnavailableError as error:
                 connection.send(Header(UNAVAILABLE), str(error).encode(), ANSWER_S)
             else:
-                connection.send(Header(ANSWER), payload, ANSWER_S)
+                connection.send(Header(ANSWER), payload, ANSWER_S + len(payload) / SLOWEST_BYTES_PER_S)
             frame = connection.receive(MAX_REQUEST_BYTES, IDLE_S)
 
     def _answer(self, frame: WireFrame) -> bytes | memoryview:

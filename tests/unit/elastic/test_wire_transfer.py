@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -15,6 +16,7 @@ import torch
 from gpu_client.elastic.engines.engine import Peer
 from gpu_client.elastic.engines.relay import relay_connection, relay_port
 from gpu_client.elastic.engines.relay.relay_port import RelayPort
+from gpu_client.elastic.engines.wire import connection as wire_connection
 from gpu_client.elastic.engines.wire.connection import dial
 from gpu_client.elastic.engines.wire.dialer import Dialer
 from gpu_client.elastic.engines.wire.frames import FrameKind, Header
@@ -126,6 +128,23 @@ def test_a_part_above_the_limit_is_refused_before_it_is_read(pair: Pair, monkeyp
     with pytest.raises(PeerLostError) as raised:
         pair.transfer.read(pair.peer, PartRequest("state", 12, 0))
     assert (raised.value.cause, raised.value.nodes) == ("protocol", (pair.peer.node,))
+
+
+def test_a_part_arrives_over_a_line_that_takes_longer_than_an_answer_may(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home line's uplink carries eight parts of 8 MiB at once."""
+    size = 32 * 1024 * 1024  # More than the buffers of both sockets take.
+    monkeypatch.setattr(OneState, "read", lambda *_: torch.zeros(size // 4))
+    monkeypatch.setattr(wire_transfer, "ANSWER_S", 0.2)
+    monkeypatch.setattr(wire_connection, "TICK_S", 0.1)
+    caller = dial(pair.peer, pair.identity, 20)
+    caller.send(Header(READ), b'{"kind": "state", "round": 12, "bucket": 0}')
+    header = caller.receive_header(20)
+    time.sleep(0.6)
+    payload = bytearray(size)
+    caller.receive_payload(header, memoryview(payload))
+    caller.close()
 
 
 def test_an_idle_connection_that_has_ended_is_replaced(pair: Pair) -> None:
