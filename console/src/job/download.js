@@ -20,20 +20,22 @@ export async function locate(bucket, key) {
 
 /** Read a file with its checksum; `onProgress` receives the number of bytes so far. Throws a DownloadError. */
 async function readVerified({ url, crc64nvme }, onProgress, signal) {
-  let answer;
-  try {
-    // An earlier answer of the cache may lack the store's permission for this page.
-    answer = await fetch(url, { credentials: "omit", cache: "no-store", signal });
-  } catch (cause) {
-    if (signal.aborted) throw cause;
-    throw new DownloadError("The object store did not answer, or does not permit this page to read its objects (CORS).");
-  }
+  const received = async (promise, message) => {
+    try {
+      return await promise;
+    } catch (cause) {
+      throw signal.aborted ? cause : new DownloadError(message);
+    }
+  };
+  // An earlier answer of the cache may lack the store's permission for this page.
+  const asked = fetch(url, { credentials: "omit", cache: "no-store", signal });
+  const answer = await received(asked, "The object store did not answer, or does not permit this page to read its objects (CORS).");
   if (!answer.ok) throw new DownloadError(`The object store answered ${answer.status}.`);
   const crc = new Crc64();
   const pieces = [];
   let read = 0;
   for (const reader = answer.body.getReader(); ; ) {
-    const { done, value } = await reader.read();
+    const { done, value } = await received(reader.read(), `The connection broke after ${bytes(read)}. Nothing was saved.`);
     if (done) break;
     crc.add(value);
     pieces.push(value);

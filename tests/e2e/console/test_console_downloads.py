@@ -48,7 +48,25 @@ def test_outputs_and_inputs_are_saved_after_they_were_verified(desk: Desk, scene
     assert downloads == []
 
 
-def test_a_store_that_refuses_the_page_and_a_file_too_large_for_memory_are_told(desk: Desk, scene: Scene) -> None:
+# The next body of an output breaks after its first bytes, as a lost connection breaks a body.
+_BREAK = """() => {
+  const kept = window.fetch;
+  window.fetch = async (path, options) => {
+    const answer = await kept(path, options);
+    if (!String(path).includes("/artifacts/1/")) return answer;
+    window.fetch = kept;
+    const reader = answer.body.getReader();
+    const pull = async (body) => {
+      if (reader.begun) throw new TypeError("network error");
+      reader.begun = true;
+      body.enqueue((await reader.read()).value.slice(0, 3000));
+    };
+    return new Response(new ReadableStream({ pull }));
+  };
+}"""
+
+
+def test_a_store_that_fails_and_a_file_too_large_for_memory_are_told(desk: Desk, scene: Scene) -> None:
     job_id = scene.stack.client.submit(JobSubmit(command=["train"], queue=scene.queue, outputs=["model.bin"])).id
     finish(scene.claim("m-1"), "model.bin", MODEL)
     page = desk.sign_in("/jobs")
@@ -56,6 +74,11 @@ def test_a_store_that_refuses_the_page_and_a_file_too_large_for_memory_are_told(
     page.goto(f"{scene.stack.url}/console#/jobs/{job_id}?tab=files")
     page.get_by_role("button", name="Download and verify model.bin").click()
     expect(page.get_by_role("alert")).to_contain_text("CORS")
+    page.unroute("**/artifacts/1/model.bin?*")
+    page.evaluate(_BREAK)
+    page.get_by_role("button", name="Download and verify model.bin").click()
+    expect(page.get_by_role("alert")).to_have_text("The connection broke after 3 kB. Nothing was saved.")
+    assert save_file(page, "model.bin") == ("model.bin", MODEL)
 
     def enlarge(route: Any) -> None:
         answer = route.fetch()
