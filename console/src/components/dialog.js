@@ -1,17 +1,25 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { html } from "../core/html.js";
 
-/** Show a modal dialog. `onClose` is called by Escape, by a click outside, and by the close buttons. */
-export function Dialog({ title, children, onClose }) {
+/**
+ * Show a modal dialog. `onClose` is called by Escape, by a click outside, and by the close buttons.
+ *
+ * `kept`: the close buttons alone close, because the dialog shows what cannot be shown again.
+ */
+export function Dialog({ title, children, onClose, kept = false }) {
   const element = useRef(null);
+  const pressed = useRef(null);
   useEffect(() => {
     const dialog = element.current;
     const before = document.activeElement;
     dialog.showModal();
     return () => before?.focus?.();
   }, []);
-  const outside = (event) => event.target === element.current && onClose();
-  return html`<dialog ref=${element} class="dialog" aria-labelledby="dialog-title" onCancel=${onClose} onClick=${outside}>
+  // A drag from the dialog to its outside also ends with a click outside, but begins within.
+  const outside = (event) => !kept && [event.target, pressed.current].every((one) => one === element.current) && onClose();
+  const cancel = (event) => (kept ? event.preventDefault() : onClose());
+  return html`<dialog ref=${element} class="dialog" aria-labelledby="dialog-title" closedby=${kept ? "none" : undefined} onCancel=${cancel}
+    onPointerDown=${(event) => (pressed.current = event.target)} onClick=${outside}>
     <div class="dialog-body"><h2 id="dialog-title">${title}</h2>${children}</div>
   </dialog>`;
 }

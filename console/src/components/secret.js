@@ -10,7 +10,7 @@ export function SecretDialog({ title, secret, children, onClose }) {
     await navigator.clipboard.writeText(secret);
     setCopied(true);
   };
-  return html`<${Dialog} title=${title} onClose=${onClose}>
+  return html`<${Dialog} title=${title} kept onClose=${onClose}>
     <div class="dialog-text">${children}</div>
     <pre class="command secret"><code>${secret}</code></pre>
     <div class="dialog-actions">

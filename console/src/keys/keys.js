@@ -154,7 +154,7 @@ function RevokeKey({ key_: key, onClose }) {
     toast(`${key.name} is revoked.`);
   };
   return html`<${Confirm} title="Revoke: ${key.name}" action="Revoke" danger onConfirm=${revoke} onClose=${onClose}>
-    <p>Calls with it are refused at once${key.kind ? "" : ", and sessions that it opened end"}. Trainings that run go on${key.scopes.includes("worker") ? ", but a worker with this key cannot report any more and loses its job" : ""}. A revoked key cannot be restored.</p>
+    <p>Calls with it are refused within a minute${key.kind ? "" : ", and sessions that it opened end"}. Trainings that run go on${key.scopes.includes("worker") ? ", but a worker with this key cannot report any more and loses its job" : ""}. A revoked key cannot be restored.</p>
     ${own && html`<p><strong>This is the session of this browser: you will be signed out.</strong></p>`}
   <//>`;
 }
