@@ -25,12 +25,14 @@ export function useArtifacts(job, version) {
         if (error.status === undefined) throw error;
         if (current && !error.passing) set((old) => ({ ...old, error }));
       }
-      if (current) timer = setTimeout(() => (document.hidden ? (timer = setTimeout(read, wait_ms)) : read()), wait_ms);
+      if (current) timer = setTimeout(due, wait_ms);
     };
+    const due = () => (document.hidden ? document.addEventListener("visibilitychange", due, { once: true }) : read());
     read();
     return () => {
       current = false;
       clearTimeout(timer);
+      document.removeEventListener("visibilitychange", due);
     };
   }, [job.id, version]);
   return found;

@@ -172,6 +172,17 @@ def test_a_hidden_tab_asks_nothing_and_a_shown_one_asks_at_once(desk: Desk, scen
     scene.submit("while-hidden")
     hide(page, False)
     expect(page.get_by_text("while-hidden")).to_be_visible()
+    # The addresses of pictures expire, so their list is read without a change of the job, too.
+    page.get_by_role("link", name="while-hidden").click()
+    page.get_by_role("link", name="Pictures", exact=True).click()
+    page.get_by_role("heading", name="No pictures yet").wait_for()
+    hide(page, True)
+    desk.requests.clear()
+    for _ in range(3):
+        page.clock.fast_forward(40_000)
+    assert desk.requests == []
+    with page.expect_request("**/artifacts?*"):
+        hide(page, False)
 
 
 # Answers in the page: no network stands between two of its questions, so the clock alone says when they come.
