@@ -16,6 +16,7 @@ import { kindOf, sentenceOf, toneOf } from "./events.js";
 import { Copyable } from "./files.js";
 
 const TYPING_MS = 400;
+const RETRY_MS = 5000;
 const EXAMPLE = "rules:\n  - name: not-a-number\n    when: not isfinite(loss)\n    do: {stop: failed}\n";
 
 /** Show the rules of a job. */
@@ -71,15 +72,20 @@ function Editor({ job, attempts, newest, onClose }) {
   const [busy, setBusy] = useState(false);
   useEffect(() => {
     let current = true;
-    const timer = setTimeout(async () => {
+    const check = async () => {
       try {
         const answer = await post("/rules/check", { text });
-        if (current) setChecked({ text, ...answer });
+        if (!current) return;
+        setChecked({ text, ...answer });
+        setError(null);
       } catch (failure) {
         if (failure.status === undefined) throw failure;
-        if (current) setError(failure);
+        if (!current) return;
+        setError(failure);
+        if (failure.passing) timer = setTimeout(check, RETRY_MS);
       }
-    }, TYPING_MS);
+    };
+    let timer = setTimeout(check, TYPING_MS);
     return () => {
       current = false;
       clearTimeout(timer);
