@@ -24,20 +24,21 @@ export function TextField({ value, onInput, rows, type = "text", placeholder, li
   }}<//>`;
 }
 
-/** Show a parameter of a recipe by its type. `value`: text of the form, "" for the default. */
+/** Show a parameter of a recipe by its type. `value`: text of the form, undefined for the default. */
 export function ParameterField({ name, spec, value, faults, onInput }) {
   const field = { id: `parameters.${name}`, label: name, required: spec.required, faults };
   const help = html`${spec.description} <span class="expected">${expected(spec)}</span>`;
   const byDefault = textOf(spec.default);
+  const text = value ?? "";
   if (spec.type === "boolean" || spec.choices) {
     const choices = spec.choices ?? ["true", "false"];
     const unset = spec.default === null ? (spec.required ? "choose one" : "not set") : `${words(byDefault)} (default)`;
-    return html`<${Field} ...${field} help=${help}>${(control) => html`<select ...${control} value=${value} onChange=${(event) => onInput(event.target.value)}>
+    return html`<${Field} ...${field} help=${help}>${(control) => html`<select ...${control} value=${text} onChange=${(event) => onInput(event.target.value)}>
       <option value="">${unset}</option>${choices.map((one) => html`<option key=${one} value=${one}>${words(one)}</option>`)}
     </select>`}<//>`;
   }
   const list = spec.type === "strings";
-  return html`<${TextField} ...${field} help=${help} value=${value} onInput=${onInput} rows=${list ? 3 : spec.type === "string" && spec.max_length > 512 ? 2 : 0} placeholder=${list ? byDefault || "one each line" : byDefault} />`;
+  return html`<${TextField} ...${field} help=${help} value=${text} onInput=${onInput} rows=${list ? 3 : spec.type === "string" && spec.max_length > 512 ? 2 : 0} placeholder=${value === "" ? "empty" : byDefault || (list ? "one each line" : "")} />`;
 }
 
 const words = (text) => ({ true: "yes", false: "no" })[text] ?? text;

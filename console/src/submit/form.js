@@ -13,7 +13,7 @@ export function formOf(document) {
   return {
     recipe: document.recipe ?? "",
     command: joinCommand(document.command ?? []),
-    parameters: Object.fromEntries(Object.entries(document.parameters ?? {}).map(([name, value]) => [name, textOf(value)])),
+    parameters: Object.fromEntries(Object.entries(document.parameters ?? {}).filter(([, value]) => value !== null).map(([name, value]) => [name, textOf(value)])),
     name: document.name ?? "",
     queue: document.queue ?? "default",
     priority: String(document.priority ?? 50),
@@ -72,7 +72,8 @@ export function documentOf(form, recipe) {
 
 function parametersOf(texts, recipe) {
   const typed = { integer: numberOf, number: numberOf, boolean: (value) => value === "true", strings: linesOf };
-  const found = Object.entries(texts).filter(([, value]) => value !== "");
+  // A parameter that the reader has cleared is undefined; an empty text of the document is a value of its own.
+  const found = Object.entries(texts).filter(([, value]) => value !== undefined);
   return Object.fromEntries(found.map(([name, value]) => [name, (typed[recipe?.parameters[name]?.type] ?? String)(value)]));
 }
 

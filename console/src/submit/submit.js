@@ -209,10 +209,10 @@ function Choice({ recipes, value, onChange, about, faults }) {
 /** Required parameters and those that are set come first; a long rest is folded. */
 function Parameters({ recipe, form, faultsOf, put }) {
   const names = Object.keys(recipe.parameters);
-  const [first] = useState(() => new Set(names.length <= MANY ? names : names.filter((name) => recipe.parameters[name].required || form.parameters[name])));
+  const [first] = useState(() => new Set(names.length <= MANY ? names : names.filter((name) => recipe.parameters[name].required || form.parameters[name] !== undefined)));
   const rest = names.filter((name) => !first.has(name));
   const faulty = rest.some((name) => faultsOf(`parameters.${name}`).length > 0);
-  const line = (name) => html`<${ParameterField} key=${name} name=${name} spec=${recipe.parameters[name]} value=${form.parameters[name] ?? ""} faults=${faultsOf(`parameters.${name}`)} onInput=${put("parameters", name)} />`;
+  const line = (name) => html`<${ParameterField} key=${name} name=${name} spec=${recipe.parameters[name]} value=${form.parameters[name]} faults=${faultsOf(`parameters.${name}`)} onInput=${(value) => put("parameters", name)(value || undefined)} />`;
   if (names.length === 0) return null;
   return html`<section aria-label="Parameters"><h2>Parameters</h2>
     ${names.filter((name) => first.has(name)).map(line)}

@@ -48,6 +48,17 @@ def test_a_job_of_a_recipe_keeps_outputs_of_its_own(outputs: list[str], planned:
     assert evaluate("document.js", f"m.documentOf({json.dumps(job)})").get("outputs") == kept
 
 
+def test_an_empty_parameter_of_a_job_is_submitted_again_and_a_cleared_one_is_not() -> None:
+    """A default may be another text, and an original job may name none."""
+    job = {"recipe": "own@1", "parameters": {"prompt": "", "words": [], "variant": None, "steps": 40}}
+    recipe = {"parameters": {"prompt": {"type": "string"}, "words": {"type": "strings"}, "steps": {"type": "integer"}}}
+    form = f"m.formOf({json.dumps(job)})"
+    submitted = evaluate("form.js", f"m.documentOf({form}, {json.dumps(recipe)}).parameters")
+    assert submitted == {"prompt": "", "words": [], "steps": 40}
+    cleared = f"{{...{form}, parameters: {{prompt: undefined, steps: undefined}}}}"
+    assert "parameters" not in evaluate("form.js", f"m.documentOf({cleared}, {json.dumps(recipe)})")
+
+
 def test_a_text_with_the_mark_ends_no_command() -> None:
     command = evaluate("document.js", 'm.withInput("cat", "a\\nEND\\nb", "END")')
     assert command == "cat <<'END_'\na\nEND\nb\nEND_"
