@@ -77,7 +77,7 @@ def test_a_running_row_tells_the_time_left_the_money_and_the_loss(reader: Desk, 
 
     until(reported_later, what="a second of work")
     row = row_of(reader.visit(f"/jobs?queue={scene.queue}"), job_id)
-    expect(row.locator(".progress-note")).to_have_text(re.compile(r"^\d+ (min|h) \d\d (s|min) left$"))
+    expect(row.locator(".progress-note")).to_have_text(re.compile(r"^\d+ (min|h)( \d\d (s|min))? left$"))
     expect(row.get_by_role("img", name=re.compile(r"^Loss: from \d\S* to 0\.25$"))).to_be_visible()
     # A dollar each second: some seconds are spent, and a hundred times as many steps remain.
     expect(row.locator(".cell-cost")).to_have_text(re.compile(r"^\$[\d,]+\.\d\d\s*of ~\$[\d,]{2,}\.\d\d$"))
