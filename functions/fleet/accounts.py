@@ -91,10 +91,19 @@ class CachedAccounts:
         self._now = now
         self._found = StoredSecrets()
         self._read_at: float | None = None
+        self._failure: Exception | None = None
+        """Why the store cannot be read now, although the store answers; None for a store that was read or is away."""
         self._lock = RLock()
 
     def read(self) -> StoredAccounts:
         """Return all accounts. Raises AccountsUnreadable, StorageUnavailable."""
+        return self._require_readable().accounts
+
+    def known(self) -> StoredAccounts:
+        """Return all accounts; those before a damage of the store, because their machines go on costing money.
+
+        Raises AccountsUnreadable, StorageUnavailable if this process has read none yet.
+        """
         return self._current().accounts
 
     def put(self, provider: ProviderName, stored: StoredAccount) -> None:
@@ -107,11 +116,11 @@ class CachedAccounts:
 
     def logins(self, tenant: str) -> Mapping[str, StoredLogin]:
         """Return the logins of a tenant by registry. Raises AccountsUnreadable, StorageUnavailable."""
-        return self._current().logins.get(tenant, {})
+        return self._require_readable().logins.get(tenant, {})
 
     def find_login(self, tenant: str, image: str | None) -> RegistryLogin | None:
-        """Return the login by which a tenant's machines pull an image; None without one."""
-        found = self.logins(tenant).get(registry_of(image)) if image else None
+        """Return the login by which a tenant's machines pull an image, as `known`; None without one."""
+        found = self._current().logins.get(tenant, {}).get(registry_of(image)) if image else None
         return found.login if found else None
 
     def put_login(self, tenant: str, registry: str, stored: StoredLogin) -> None:
@@ -128,6 +137,15 @@ class CachedAccounts:
                 self._reload()
             return self._found
 
+    def _require_readable(self) -> StoredSecrets:
+        with self._lock:
+            if self._failure is not None:
+                self._reload()
+            found = self._current()
+            if self._failure is not None:
+                raise self._failure
+            return found
+
     def _change(self, change: Callable[[StoredSecrets], StoredSecrets]) -> None:
         with self._lock:
             for _ in range(CHANGE_TRIES):
@@ -136,20 +154,23 @@ class CachedAccounts:
                     self._store.write(changed)
                 except WriteConflict:
                     continue
-                self._found, self._read_at = changed, self._now()
+                self._found, self._read_at, self._failure = changed, self._now(), None
                 return
         raise StorageUnavailable(f"{CHANGE_TRIES} writes of other processes came before this change of the secrets")
 
     def _reload(self) -> None:
         try:
             self._found = self._store.read()
-            self._read_at = self._now()
-        except StorageUnavailable as error:
+        except Exception as error:  # also a permission that was taken away, or a key of the secret that is disabled
             if self._read_at is None:
                 raise
             # Machines must be looked after in the meantime, and a store that is away must not slow every tick.
-            logger.warning("the accounts cannot be read again: %s", error)
+            self._failure = None if isinstance(error, StorageUnavailable) else error
+            level = logging.ERROR if self._failure else logging.WARNING
+            logger.log(level, "the accounts cannot be read again, the former ones stay in use: %s", error)
             self._read_at = self._now() - RELOAD_S + RETRY_S
+        else:
+            self._read_at, self._failure = self._now(), None
 
 
 def _without(found: Mapping[K, V], key: K) -> dict[K, V]:

@@ -20,6 +20,9 @@ def examine_fleets(context: Context, call: ApiCall) -> DoctorReport:
 
     now = fleet_time(context, call)
     try:
+        if context.accounts is not None:
+            # The drivers may be those of the accounts before the damage.
+            context.accounts.read()
         found = doctor.examine(require_store(context), context.drivers, now)
     except AccountsUnreadable as error:
         raise _unreadable(error) from error

@@ -22,6 +22,7 @@ from baton.contract.fleets.fleet import (
 )
 from baton.contract.fleets.registries import registry_of
 from baton.contract.names import RENT_FLEET_PATTERN
+from functions.api.fleet.account_calls import secrets_readable
 from functions.api.fleet.store import fleet_time, require_store
 from functions.api.http.context import ApiCall, Context, WithHeaders
 from functions.domain.errors import Refusal, WriteConflict
@@ -62,8 +63,9 @@ def put(context: Context, call: ApiCall) -> FleetView:
         created_at=before.created_at if before else now,
         updated_at=now,
     )
-    unusable = [no_account(provider) for provider in spec.providers if provider not in context.drivers]
-    logs_in = spec.image and context.accounts and context.accounts.find_login(call.tenant, spec.image)
+    with secrets_readable():
+        unusable = [no_account(provider) for provider in spec.providers if provider not in context.drivers]
+        logs_in = spec.image and context.accounts and context.accounts.find_login(call.tenant, spec.image)
     if "ec2" in spec.providers and spec.image and logs_in:
         unusable.append(NO_LOGIN.format(registry_of(spec.image)))
     replaced = None if before is None else _describe_replaced(context, before, spec)

@@ -7,7 +7,7 @@ import re
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import MachineLog, MachineShell
 from baton.contract.names import KEY_PREFIX
-from functions.api.fleet.account_calls import refusals_translated
+from functions.api.fleet.account_calls import refusals_translated, secrets_readable
 from functions.api.fleet.fleet_calls import require_fleet
 from functions.api.fleet.store import require_store
 from functions.api.http.context import ApiCall, Context
@@ -61,7 +61,8 @@ def _require_machine(context: Context, call: ApiCall) -> Machine:
 
 
 def _require_driver(context: Context, machine: Machine) -> Driver:
-    driver = context.drivers.get(machine.provider)
+    with secrets_readable():
+        driver = context.drivers.get(machine.provider)
     if driver is None:
         detail = f"No account at {machine.provider} is stored."
         raise Refusal(ErrorCode.PROVIDER_NOT_FOUND, detail, field="machine")

@@ -73,7 +73,7 @@ def require_identity(context: Context, machine: Machine, proof: str | None, now:
 
     Raises Refusal for a missing or a false proof, and while the provider's public keys cannot be read.
     """
-    stored = context.accounts.read().get("salad") if context.accounts else None
+    stored = context.accounts.known().get("salad") if context.accounts else None
     if stored is None or not isinstance(stored.account, SaladAccount):
         raise _refused(machine, "the deployment holds no account at salad")
     if proof is None:

@@ -53,14 +53,16 @@ class ConfiguredDrivers(Mapping[str, Driver]):
         return self._own[provider] if provider in self._own else self._current()[provider]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._current())
+        # First the local provider, which is there also while the accounts cannot be read.
+        yield from self._own
+        yield from (provider for provider in self._current() if provider not in self._own)
 
     def __len__(self) -> int:
         return len(self._current())
 
     def _current(self) -> Mapping[str, Driver]:
         """Return all drivers; a driver lives as long as its account does not change."""
-        accounts = self._accounts.read() if self._accounts else {}
+        accounts = self._accounts.known() if self._accounts else {}
         kept: dict[ProviderName, tuple[Account, Driver]] = {}
         for provider, stored in accounts.items():
             before = self._built.get(provider)

@@ -20,7 +20,6 @@ from baton.contract.fleets.money import Budget
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
-from functions.fleet.accounts import no_account
 from functions.fleet.breaker import count_failure
 from functions.fleet.drivers.protocol import Driver, ProviderRefused
 from functions.fleet.ledger import Ledger, extend, release, reserved_usd
@@ -273,7 +272,7 @@ class Reconciliation:
         for provider in providers:
             driver = self._tick.drivers.get(provider)
             if driver is None:
-                self._tick.fail(no_account(provider))
+                self._tick.fail(self._tick.no_driver(provider))
             elif self._tick.in_time:
                 asked[provider] = driver
         prefix, now = f"{self._store.deployment()}-", self._now()

@@ -17,7 +17,6 @@ from baton.contract.fleets.registries import RegistryLogin
 from functions.domain.errors import WriteConflict
 from functions.domain.records import Job
 from functions.fleet import lifecycle
-from functions.fleet.accounts import no_account
 from functions.fleet.breaker import find_pause
 from functions.fleet.drivers.protocol import (
     Ambiguous,
@@ -202,7 +201,7 @@ class MachineStarter:
             driver = self._tick.drivers.get(name)
             refusal = self._tick.refusal(name, fleet) or self._pause(fleet, group, name)
             if driver is None:
-                problems[name] = no_account(name)
+                problems[name] = self._tick.no_driver(name)
             elif refusal:
                 problems[name] = f"{name}: {refusal}"
             elif not self._tick.may_call(driver, "quote"):
@@ -346,6 +345,12 @@ class MachineStarter:
             # The document has lowered its cap since the plan.
             failed = lifecycle.move(machine, State.FAILED, now, dear)
             return self._tick.save(fleet, machine, release(failed), self._tick.ledger(fleet))
+        try:
+            login = self._find_login(fleet.tenant, fleet.spec.image)
+        except NO_ANSWER as error:
+            # The next tick creates the planned machine.
+            self._tick.fail(f"fleet {fleet.spec.name}: the login at its image's registry cannot be read: {error}")
+            return machine
         key_id, environment = self._tick.keys.issue(machine, now + ENROLS_WITHIN_S)
         intended = lifecycle.request(machine, now).model_copy(update={"worker_key": key_id})
         stored = self._tick.save(fleet, machine, intended, self._tick.ledger(fleet))
@@ -358,7 +363,7 @@ class MachineStarter:
             disk_gib=fleet.spec.disk_gib,
             environment=environment,
             max_usd_per_hour=machine.cap_usd_per_hour,
-            login=self._find_login(fleet.tenant, fleet.spec.image),
+            login=login,
             port=machine.terms.port if machine.terms is not None else None,
         )
         after = self._record(fleet, stored, self._call_create(driver, intent))

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import partial
+from functools import cached_property, partial
 from typing import Protocol, TypeVar
 
 from pydantic import ValidationError
@@ -21,8 +21,9 @@ from pydantic import ValidationError
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import MachineState as State
 from baton.contract.fleets.money import Budget
-from functions.domain.errors import WriteConflict
+from functions.domain.errors import StorageUnavailable, WriteConflict
 from functions.domain.records import Job
+from functions.fleet.accounts import AccountsUnreadable, no_account
 from functions.fleet.breaker import UNEXPLAINED
 from functions.fleet.drivers.protocol import Driver, ProviderRefused, ProviderUnavailable, RefusalKind
 from functions.fleet.ledger import (
@@ -121,7 +122,8 @@ class Tick:
         budget: Budget | None = None,
     ) -> None:
         self.store = store
-        self.drivers = drivers
+        self._configured = drivers
+        self._unreadable = ""
         self.fence = fence
         self.report = report
         self.keys = keys
@@ -140,6 +142,26 @@ class Tick:
         self._ledgers: dict[tuple[str, str], Ledger] = {}
         self._refused: dict[tuple[str, tuple[str, str] | None], str] = {}
         self._silent: set[str] = set()
+
+    @cached_property
+    def drivers(self) -> Mapping[str, Driver]:
+        """Drivers by provider; without those of accounts that cannot be read, because all machines also need orders."""
+        found: dict[str, Driver] = {}
+        try:
+            for provider in self._configured:
+                # A logout may come in between.
+                if (driver := self._configured.get(provider)) is not None:
+                    found[provider] = driver
+        except NO_ANSWER as error:
+            foreseen = isinstance(error, AccountsUnreadable | StorageUnavailable)
+            told = str(error) if foreseen else f"{type(error).__name__}, and the log has the cause"
+            self._unreadable = f"the accounts at providers cannot be read: {told}"
+            self.fail(self._unreadable)
+        return found
+
+    def no_driver(self, provider: str) -> str:
+        """Return why `drivers` has no driver of a provider."""
+        return f"{provider}: {self._unreadable}" if self._unreadable else no_account(provider)
 
     @property
     def in_time(self) -> bool:

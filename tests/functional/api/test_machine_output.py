@@ -8,9 +8,12 @@ import pytest
 
 from baton.contract.errors import ErrorCode
 from baton.contract.fleets.fleet import MachineState
+from functions.fleet.accounts import CachedAccounts
+from functions.fleet.drivers.configured import ConfiguredDrivers
 from functions.fleet.drivers.protocol import ProviderRefused, ProviderUnavailable, RefusalKind, SshTarget
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine
 from tests.kits.api.harness import Api
+from tests.twins.accounts import MemoryAccounts
 from tests.twins.provider import VirtualProvider
 
 JOB = "146683a1-cb76-4702-9fef-fcccd32594f1"
@@ -52,6 +55,16 @@ def test_the_output_of_a_machine_is_told_without_keys_and_without_end(api: Api, 
     told = api.get(f"{PLACE}/logs").ok()["text"]
     assert told.endswith("started with [removed] and baton fleet\n") and len(told) == 64 * 1024
     assert provider.asked == "h-m1"
+
+
+def test_a_damaged_secret_of_accounts_is_named(api: Api, provider: ReachedProvider) -> None:
+    put_machine(api, make_machine("m1", MachineState.READY))
+    accounts = MemoryAccounts()
+    accounts.damaged = True
+    drivers = ConfiguredDrivers(CachedAccounts(accounts, api.clock.now), loopback_directory=None, now=api.clock.now)
+    api.context = replace(api.context, drivers=drivers)
+    for call in ("logs", "shell"):
+        assert "delete it" in api.get(f"{PLACE}/{call}").refused(ErrorCode.CONFLICT)["message"]
 
 
 def test_an_ended_machine_keeps_its_output_and_has_no_shell(api: Api, provider: ReachedProvider) -> None:

@@ -14,7 +14,7 @@ from baton.contract.fleets.fleet import FleetSpec, MachineState
 from baton.contract.fleets.providers import ACCOUNTS
 from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.domain.records import Job
-from functions.fleet.accounts import CachedAccounts, StoredSecrets
+from functions.fleet.accounts import RELOAD_S, CachedAccounts, StoredSecrets
 from functions.fleet.clock import FleetClock
 from functions.fleet.drivers import configured
 from functions.fleet.drivers.configured import ConfiguredDrivers
@@ -206,9 +206,23 @@ def test_a_damaged_secret_is_named_with_the_remedy(api: Api, vast: Market) -> No
         ("DELETE", "/providers/vast", None),
         ("GET", "/fleet-doctor", None),
         ("POST", "/fleet-doctor/fix", {"findings": ["x"]}),
+        ("PUT", "/fleets/nights", {**DOCUMENT, "providers": ["vast"], "image": "i"}),
     ):
         error = api.call(method, path, body).refused(ErrorCode.CONFLICT)
         assert "the secret x holds no JSON object" in error["message"] and "delete it" in error["message"]
+
+
+def test_a_secret_that_is_damaged_later_is_named_while_the_known_accounts_stay_in_use(api: Api, vast: Market) -> None:
+    document = {**DOCUMENT, "providers": ["vast"], "image": "i"}
+    log_in(api)
+    assert isinstance(vast.store, MemoryAccounts)
+    vast.store.damaged = True
+    api.clock.advance(RELOAD_S)
+    assert api.call("PUT", "/fleets/nights", document).ok()["warnings"] == []
+    for path in ("/providers", "/fleet-doctor"):
+        assert "delete it" in api.get(path).refused(ErrorCode.CONFLICT)["message"]
+    vast.store.damaged = False
+    assert [one["provider"] for one in api.get("/providers").ok()["providers"]] == ["vast"]
 
 
 def test_a_deployment_without_a_place_for_accounts_says_so(api: Api) -> None:
