@@ -17,8 +17,8 @@ pytestmark = pytest.mark.processes
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize(
     ("fault", "causes", "timeout_s", "limit_s"),
-    # Limits allow for a loaded machine; the bench measures the times.
-    [(signal.SIGKILL, {"connection_reset"}, 60.0, 15.0), (signal.SIGSTOP, {"silent"}, 2.0, 15.0)],
+    # Limits allow for a loaded machine, also that of healthy survivors; the bench measures the times.
+    [(signal.SIGKILL, {"connection_reset"}, 60.0, 40.0), (signal.SIGSTOP, {"silent"}, 6.0, 60.0)],
     ids=["killed", "stopped"],
 )
 def test_survivors_name_the_lost_member(

@@ -126,10 +126,10 @@ def test_an_outage_of_the_control_plane_loses_no_relayed_member(
         for lane in link.lanes.values()
     ]
     for lane in lanes:
-        lane.silence_s = SILENCE_S / 2
+        lane.silence_s = 0.9 * SILENCE_S
     monkeypatch.setattr(relay_connection, "RETRY_PAUSE_S", 0.05)
     relay_store.is_cut_off = True
-    waiting = crew.start(lambda rank, engine: engine.exchange(b"%d" % rank, SILENCE_S / 2))
+    waiting = crew.start(lambda rank, engine: engine.exchange(b"%d" % rank, 0.9 * SILENCE_S))
     until(lambda: time.monotonic() - max(lane.heard_at for lane in lanes) > SILENCE_S, what="a long silence")
     assert not any(one.done() for one in waiting)
     relay_store.is_cut_off = False
