@@ -17,6 +17,9 @@ from typing import Any
 from baton.contract.admin.keys import KeyCreate
 from baton.contract.jobs.job import AttemptEnd, JobState
 from baton.contract.names import Scope
+from baton.contract.worker.calls import ReleaseRequest, WorkQuery
+from baton.contract.worker.control import Directive
+from gpu_client.transport.api.client import BatonClient
 from tests.functional.api.original_client import PART_BYTES, OriginalClient
 from tests.kits.stack.control_plane import ControlPlane
 from tests.kits.stack.stack import ROOT, clean_environment, leashed
@@ -110,6 +113,7 @@ def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
             _until_committed(plane, job["id"], step, first)
         first.kill()
         plane.expire_lease(job["id"])
+        _assert_ended_by_another_lease(plane, client, job["id"])
         # The worker stops to watch when the training ends, therefore the training waits for the commit of step 30.
         gate.set(STEPS)
         second = OriginalWorker(url, key, tmp_path / "w2", gate)
@@ -121,8 +125,9 @@ def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
     finally:
         first.kill()
         second.kill()
-    lost, finished = plane.attempts(job["id"])
-    assert (lost.end, finished.end) == (AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE)
+    lost, released, finished = plane.attempts(job["id"])
+    ends = (AttemptEnd.INTERRUPTED, AttemptEnd.RELEASED, AttemptEnd.COMPLETE)
+    assert (lost.end, released.end, finished.end) == ends
     assert finished.resumed_step == 20
     assert plane.steps(job["id"]) == [10, 20, 30]
     stored = client.job(job["id"])
@@ -131,8 +136,21 @@ def run_whole_job(plane: ControlPlane, url: str, tmp_path: Path) -> None:
         state = training.next_state(state, step, digest)
     assert client.download(stored["model_bucket"], stored["model_key"]) == training.model(state)
     _assert_original_shapes(client, stored)
-    zipped = client.download("training-checkpoints", f"jobs/{job['id']}/attempt-2/checkpoint-30.zip")
+    zipped = client.download("training-checkpoints", f"jobs/{job['id']}/attempt-3/checkpoint-30.zip")
     assert len(zipped) > PART_BYTES and training.model(state) in zipped
+
+
+def _assert_ended_by_another_lease(plane: ControlPlane, client: OriginalClient, job_id: str) -> None:
+    """Check that a lease-aware worker takes the job, and that heartbeats of the first worker then are 400.
+
+    The original ends its training on 400 alone; after another status the original calls again without a pause.
+    """
+    worker = BatonClient(plane.url, client.key)
+    work = until(lambda: worker.claim(WorkQuery(machine_id="aware")), what="the claim of the lost job")
+    assert (work.id, work.epoch) == (job_id, 2)
+    assert client.heartbeat(job_id) == 400
+    assert worker.heartbeat(job_id, work.lease_token).directive is Directive.CONTINUE
+    worker.release(work.lease_token, ReleaseRequest(job_id=job_id, message="the original worker goes on"))
 
 
 def _assert_fenced(client: OriginalClient, job_id: str) -> None:
