@@ -54,10 +54,12 @@ def test_members_that_call_each_other_at_once_share_one_connection_for_each_lane
     crew.close()
 
 
-def test_two_members_behind_nats_are_lost_to_each_other_at_the_time_limit() -> None:
+def test_two_members_behind_nats_are_lost_to_each_other_at_the_time_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each member learns of the other's refusal before the limit.
+    monkeypatch.setattr(mesh, "HEAD_START_S", 0.0)
     crew = crew_of(2, [0, 1])
     groups = [EpochGroup(1, crew.peers, rank) for rank in range(2)]
-    found = crew.together(lambda rank, engine: engine.open(groups[rank], 2.0))
+    found = crew.together(lambda rank, engine: engine.open(groups[rank], 5.0))
     for rank, error in enumerate(found):
         assert isinstance(error, PeerLostError)
         assert (error.nodes, error.cause) == ((crew.peers[1 - rank].node,), "refused")
