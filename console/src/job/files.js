@@ -79,6 +79,6 @@ export function Copyable({ text, label, name = "Command" }) {
     setTimeout(() => setCopied(false), 2000);
   };
   return html`<div class="copyable"><pre class="command" tabindex="0" aria-label=${name}>${text}</pre>
-    <button class="button" onClick=${copy}><${Icon} name=${copied ? "check" : "copy"} />${copied ? "Copied" : label}</button>
+    ${navigator.clipboard && html`<button class="button" onClick=${copy}><${Icon} name=${copied ? "check" : "copy"} />${copied ? "Copied" : label}</button>`}
   </div>`;
 }

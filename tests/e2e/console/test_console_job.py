@@ -12,6 +12,8 @@ import pytest
 from playwright.sync_api import expect
 
 from baton.contract.jobs.job import JobState, JobSubmit
+from gpu_client.transport.api.client import BatonClient
+from gpu_client.transport.errors import ApiError
 from tests.e2e.console.desk import Desk
 from tests.e2e.console.scenes import HOSTILE, Scene
 from tests.e2e.console.trainings import RULES, Training, store_long_curve
@@ -380,11 +382,21 @@ def test_each_part_is_accessible(reader: Desk, trained: str) -> None:
         reader.examine(page)
 
 
-def test_a_shared_link_shows_one_job_and_nothing_to_press(desk: Desk, trained: str, browser: Any, stack: Stack) -> None:
-    page = desk.sign_in(f"/jobs/{trained}")
+def make_link(page: Any) -> str:
     page.get_by_role("button", name="Share").click()
     page.get_by_role("button", name="Make the link").click()
-    link = page.get_by_label("Link", exact=True).inner_text()
+    return str(page.get_by_label("Link", exact=True).inner_text())
+
+
+def test_a_shared_link_shows_one_job_and_nothing_to_press_until_a_submitter_ends_it(
+    desk: Desk, trained: str, browser: Any, stack: Stack
+) -> None:
+    page = desk.sign_in(f"/jobs/{trained}", key="submit")
+    # A page whose origin is not secure has no clipboard.
+    page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    link = make_link(page)
+    expect(page.get_by_role("button", name="Copy the link")).to_have_count(0)
+    page.get_by_role("button", name="Done").click()
     reader = Desk(browser, stack)
     shared = reader.open(link)
     expect(plot(shared)).to_be_visible()
@@ -396,7 +408,20 @@ def test_a_shared_link_shows_one_job_and_nothing_to_press(desk: Desk, trained: s
         expect(shared.get_by_role("status", name=re.compile("Loading"))).to_have_count(0)
         expect(shared.get_by_role("alert")).to_have_count(0)
     assert reader.complaints(shared) == [] and reader.faults == []
+    page.get_by_role("button", name="Share").click()
+    page.get_by_text("End a link").click()
+    page.get_by_label("Link to end").fill(link)
+    assert desk.complaints(page) == []
+    page.get_by_role("button", name="End the link").click()
+    expect(page.get_by_text("The link ends within a minute.")).to_be_visible()
+    reader.come_back(shared)
+    expect(shared.get_by_role("alert")).to_contain_text("revoked")
     reader.close()
+    key = make_link(page).partition("#share=")[2].partition("&")[0]
+    page.get_by_role("button", name="End the link").click()
+    expect(page.get_by_role("dialog")).to_have_count(0)
+    with BatonClient(stack.url, key) as client, pytest.raises(ApiError, match="revoked"):
+        client.get_job(trained)
 
 
 def test_an_unknown_job(reader: Desk) -> None:
