@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
+from baton.contract.errors import ErrorCode
+from functions.domain.errors import Refusal
 from functions.fleet.clock import ClockAnchor
 from functions.fleet.ledger import DeploymentLedger, Ledger
 from functions.fleet.records import FleetEvent, Machine, OrphanMachine, Quarantine, Reputation, StoredFleet
@@ -47,7 +49,7 @@ class FleetStore(Protocol):
         """
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
-        """Return a fleet, retired ones included."""
+        """Return a fleet, retired ones included. Raises DamagedRecord."""
 
     def put_fleet(self, fleet: StoredFleet) -> None:
         """Store a fleet in place of its version before. Raises WriteConflict."""
@@ -123,13 +125,21 @@ class FleetStore(Protocol):
         """Store an orphan in place of an earlier sighting. Raises FenceLost."""
 
 
-class DamagedRecord(Exception):  # noqa: N818 - the name of the thing
-    """A stored record of a fleet cannot be read: a fault of a version, or of a person with access to the table."""
+class DamagedRecord(Refusal):
+    """A stored record of a fleet cannot be read: a fault of a version, or of a person with access to the table.
+
+    A call of the API that needs the record is refused, and names the record.
+    """
 
     def __init__(self, tenant: str, fleet: str, problem: str) -> None:
-        super().__init__(f"a record of fleet {fleet} of tenant {tenant} cannot be read: {problem}")
         self.tenant = tenant
         self.fleet = fleet
+        self._told = f"a record of fleet {fleet} of tenant {tenant} cannot be read: {problem}"
+        detail = f"A{self._told[1:]}; nobody looks after its machines until the record is mended."
+        super().__init__(ErrorCode.CONFLICT, detail, remedy="`baton fleet doctor` lists such records.")
+
+    def __str__(self) -> str:
+        return self._told
 
 
 class FenceLost(Exception):  # noqa: N818 - a normal outcome: another controller has taken over

@@ -310,6 +310,8 @@ def test_a_record_that_cannot_be_read_is_named(ministack: Cloud) -> None:
         with pytest.raises(DamagedRecord, match="fleet nights") as caught:
             read(TENANT, "nights")
         assert "secret" not in str(caught.value)
+    with pytest.raises(DamagedRecord, match="fleet other"):
+        store.fleet(TENANT, "other")
 
 
 def test_histories_are_replaced_by_the_holder_of_the_fence(cloud: Cloud) -> None:

@@ -242,7 +242,7 @@ def test_a_job_with_rent_gets_a_machine_of_its_own_which_ends_with_the_job(renta
     assert machine.reason == "the job has ended"
     assert [one.machine_id for one in rental.attempts(job_id)] == [machine.id]
     assert rental.stack.artifact(job_id, "done.txt") == b"done"
-    assert name not in {fleet.spec.name for fleet in rental.client.fleets()}
+    assert name not in {fleet.spec.name for fleet in rental.client.fleets().fleets}
 
 
 def test_what_a_rented_machine_has_finished_is_seen_while_it_trains(rental: Rental, tmp_path: Path) -> None:

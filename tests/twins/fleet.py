@@ -68,12 +68,15 @@ class MemoryFleetStore:
 
     def fleets(self, tenant: str | None = None, *, damaged: list[DamagedRecord] | None = None) -> Sequence[StoredFleet]:
         if damaged is not None:
-            damaged += [DamagedRecord(*place, "ValidationError") for place in sorted(self.damaged_fleets)]
+            unread = [place for place in sorted(self.damaged_fleets) if tenant in (None, place[0])]
+            damaged += [DamagedRecord(*place, "ValidationError") for place in unread]
         places = sorted(place for place in self._fleets if tenant in (None, place[0]))
         places = [place for place in places if place not in self.damaged_fleets]
         return [fleet for place in places if (fleet := self._live(*place)) is not None]
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
+        if (tenant, name) in self.damaged_fleets:
+            raise DamagedRecord(tenant, name, "ValidationError")
         return self._live(tenant, name) or self._retired.get((tenant, name))
 
     def _live(self, tenant: str, name: str) -> StoredFleet | None:

@@ -251,6 +251,8 @@ class FleetPage(AnswerModel):
     """
 
     fleets: list[FleetView]
+    damaged: list[str] = []
+    """One line for each fleet that is left out, because one of its records cannot be read."""
 
 
 class MachinePage(AnswerModel):

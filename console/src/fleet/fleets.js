@@ -28,7 +28,8 @@ export function Fleets({ query }) {
     ${doctor ? html`<${Doctor} />` : html`
       ${error && !data && html`<${Failure} error=${error} retry=${refresh} />`}
       ${loading && html`<${Loading} rows=${4} label="Loading fleets" />`}
-      ${data && fleets.length === 0 && html`<${NoFleets} />`}
+      ${data?.damaged.map((line) => html`<p key=${line} class="warn-text">${line}</p>`)}
+      ${data && fleets.length === 0 && data.damaged.length === 0 && html`<${NoFleets} />`}
       ${fleets.length > 0 && html`<${Totals} fleets=${fleets} /><section class="card fleet-card fleet-list"><${Grid} label="Fleets" columns=${COLUMNS} items=${fleets} keyOf=${(one) => one.spec.name} /></section>`}
     `}
   </div>`;

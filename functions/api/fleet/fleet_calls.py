@@ -29,6 +29,7 @@ from functions.domain.errors import Refusal, WriteConflict
 from functions.fleet.accounts import no_account
 from functions.fleet.ledger import bounds, reserved_usd
 from functions.fleet.records import Machine, StoredFleet
+from functions.fleet.store import DamagedRecord
 from functions.fleet.ticks.document_changes import given_back
 
 MAX_FLEETS = 100
@@ -84,10 +85,17 @@ def _describe_replaced(context: Context, before: StoredFleet, spec: FleetSpec) -
 
 
 def list_fleets(context: Context, call: ApiCall) -> WithHeaders:
-    """List the tenant's fleets by name, without those of ended jobs."""
-    found = [view_fleet(context, call, fleet) for fleet in require_store(context).fleets(call.tenant)]
+    """List the tenant's fleets by name, without those of ended jobs and those whose records cannot be read."""
+    damaged: list[DamagedRecord] = []
+    found: list[FleetView] = []
+    for fleet in require_store(context).fleets(call.tenant, damaged=damaged):
+        try:
+            found.append(view_fleet(context, call, fleet))
+        except DamagedRecord as error:
+            damaged.append(error)
     listed = [one for one in found if one.job_id is None or one.machines or not one.stopped]
-    return revalidating(FleetPage(fleets=listed), listed)
+    unread = FleetPage(fleets=[], damaged=[one.message for one in damaged])
+    return revalidating(unread.model_copy(update={"fleets": listed}), [*listed, unread])
 
 
 def show(context: Context, call: ApiCall) -> WithHeaders:
@@ -136,7 +144,11 @@ def _store(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
         require_store(context).put_fleet(fleet)
     except WriteConflict as conflict:
         raise Refusal(ErrorCode.CONFLICT, f"Another call changed the fleet {fleet.spec.name}.") from conflict
-    return view_fleet(context, call, fleet)
+    try:
+        return view_fleet(context, call, fleet)
+    except DamagedRecord as error:
+        detail = f"The change of fleet {fleet.spec.name} is stored. {error.detail}"
+        raise Refusal(error.code, detail, remedy=error.remedy) from error
 
 
 def require_fleet(context: Context, call: ApiCall) -> StoredFleet:
@@ -148,7 +160,7 @@ def require_fleet(context: Context, call: ApiCall) -> StoredFleet:
 
 
 def view_fleet(context: Context, call: ApiCall, fleet: StoredFleet) -> FleetView:
-    """Return a fleet with its money and its machines that have not ended."""
+    """Return a fleet with its money and its machines that have not ended. Raises DamagedRecord."""
     store, name, now = require_store(context), fleet.spec.name, fleet_time(context, call)
     ledger, machines = store.holdings(fleet.tenant, name)
     alive = [one for one in machines if not one.state.ended]

@@ -105,7 +105,8 @@ class DynamoFleetStore:
 
     def fleet(self, tenant: str, name: str) -> StoredFleet | None:
         for key in (fleet_items.fleet_key(tenant, name), fleet_items.retired_key(tenant, name)):
-            found = self._read(StoredFleet, key)
+            with _naming_damage(tenant, name):
+                found = self._read(StoredFleet, key)
             if found is not None:
                 return found
         return None

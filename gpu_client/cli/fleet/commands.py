@@ -77,15 +77,18 @@ def list_fleets(context: typer.Context, as_json: AsJson = False) -> None:
     """List all fleets with machines and money."""
     session = session_of(context)
     with session.client() as client:
-        found = client.fleets()
+        page = client.fleets()
+    found = page.fleets
     if as_json:
         session.output.json(found)
-    elif not found:
+    elif not found and not page.damaged:
         session.output.note("No fleets. Create one with: baton fleet apply FILE")
     else:
         session.output.table(FLEETS, map(fleet_row, found))
         if whole := deployment_text(found):
             session.output.line(whole)
+    for line in page.damaged:
+        session.output.note(line)
 
 
 @fleet.command("show")

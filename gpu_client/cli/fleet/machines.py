@@ -65,6 +65,6 @@ def _fleet_of(client: BatonClient, machine: str) -> str:
         raise CliError(f"{machine} is not a machine", "Show the machines of a fleet with: baton fleet show NAME")
     if len(name) < MAX_FLEET_IN_TOKEN:
         return name
-    alike = [one for one in client.fleets() if one.spec.name.startswith(name)]
+    alike = [one for one in client.fleets().fleets if one.spec.name.startswith(name)]
     owners = [one for one in alike if any(known.id == machine for known in one.machines)]
     return next((one.spec.name for one in [*owners, *alike]), name)

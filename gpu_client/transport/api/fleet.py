@@ -30,9 +30,9 @@ class FleetCalls(ApiCalls):
         """Store a fleet in place of an earlier document of the same name; a stopped fleet rents again."""
         return self._read(FleetView, "put_fleet", "PUT", _fleet(spec.name), body=spec)
 
-    def fleets(self) -> list[FleetView]:
-        """Return all fleets by name."""
-        return self._read(FleetPage, "fleets", "GET", "/fleets").fleets
+    def fleets(self) -> FleetPage:
+        """Return all fleets by name, and a line for each whose records cannot be read."""
+        return self._read(FleetPage, "fleets", "GET", "/fleets")
 
     def fleet(self, name: str) -> FleetView:
         """Return a fleet with its money and its machines."""

@@ -15,6 +15,7 @@ from functions.fleet.records import FleetEvent
 from functions.settings import ControlPlaneSettings
 from tests.kits.api.fleets import DOCUMENT, make_machine, put_machine, write
 from tests.kits.api.harness import NOW, TENANT, Api
+from tests.twins.fleet import MemoryFleetStore
 
 
 def put(api: Api, **changes: Any) -> dict[str, Any]:
@@ -94,11 +95,49 @@ def test_names_belong_to_a_tenant(api: Api) -> None:
             ("GET", "/fleets/nights/events"),
         ):
             api.call(method, path, key="rival_submit").refused(ErrorCode.FLEET_NOT_FOUND, "fleet")
-        assert api.get("/fleets", key="rival_submit").ok() == {"fleets": []}
+        assert api.get("/fleets", key="rival_submit").ok() == {"fleets": [], "damaged": []}
     api.call("PUT", "/fleets/nights", {**DOCUMENT, "max": 9}, key="rival_submit").ok()
     assert api.get("/fleets/nights").ok()["spec"]["max"] == 1
     for name in ("Nights", "n" * 33, "9", "a%25b", "%C3%BC"):
         api.get(f"/fleets/{name}").refused(ErrorCode.FLEET_NOT_FOUND, "fleet")
+
+
+@pytest.mark.parametrize("part", ["fleet", "machine"])
+def test_a_damaged_record_is_named_and_hides_no_other_fleet(api: Api, part: str) -> None:
+    store = api.context.fleet
+    assert isinstance(store, MemoryFleetStore)
+    put(api)
+    put(api, name="days")
+    etag = api.get("/fleets").headers["etag"]
+    (store.damaged_machines if part == "machine" else store.damaged_fleets).add((TENANT, "nights"))
+    answer = api.get("/fleets")
+    page = answer.ok()
+    assert [one["spec"]["name"] for one in page["fleets"]] == ["days"]
+    (line,) = page["damaged"]
+    assert line.startswith(f"A record of fleet nights of tenant {TENANT} cannot be read") and "fleet doctor" in line
+    assert answer.headers["etag"] != etag
+    with api.unchanged():
+        for method, path, body in (
+            ("GET", "/fleets/nights", None),
+            ("POST", "/fleets/nights/plan", {"fleet": DOCUMENT}),
+            ("PUT", "/fleets/nights", DOCUMENT),
+        ):
+            refused = api.call(method, path, body)
+            refused.refused(ErrorCode.CONFLICT, remedy="`baton fleet doctor` lists")
+            assert refused.error["message"] == line
+    assert api.get("/fleets", key="rival_submit").ok() == {"fleets": [], "damaged": []}
+
+
+def test_a_stop_is_stored_also_if_the_machines_cannot_be_read(api: Api) -> None:
+    store = api.context.fleet
+    assert isinstance(store, MemoryFleetStore)
+    put(api)
+    store.damaged_machines.add((TENANT, "nights"))
+    refused = api.post("/fleets/nights/stop")
+    refused.refused(ErrorCode.CONFLICT, remedy="`baton fleet doctor` lists")
+    assert refused.error["message"].startswith("The change of fleet nights is stored. A record of fleet nights")
+    store.damaged_machines.clear()
+    assert api.get("/fleets/nights").ok()["stopped"]
 
 
 def test_a_tenant_has_so_many_fleets_that_a_tick_looks_after_all(api: Api, monkeypatch: pytest.MonkeyPatch) -> None:

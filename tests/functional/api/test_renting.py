@@ -143,7 +143,7 @@ def test_a_retry_opens_the_fleet_again_wherever_it_is(api: Api) -> None:
     (fleet,) = fleets(api)
     stopped = fleet.model_copy(update={"stopped": True, "version": 2})
     store.put_fleet(stopped)
-    assert api.get("/fleets").ok() == {"fleets": []}
+    assert api.get("/fleets").ok()["fleets"] == []
     api.post(f"/job/{job['id']}/retry").ok()
     assert [(one.stopped, one.version) for one in fleets(api)] == [(False, 3)]
     api.post(f"/job/{job['id']}/stop").ok()

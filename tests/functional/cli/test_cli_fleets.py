@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleets.fleet import FleetEventView, FleetView, MachineView
+from baton.contract.fleets.fleet import FleetEventView, FleetPage, FleetView, MachineView
 from gpu_client.transport.api.client import BatonClient
 from gpu_client.transport.errors import Unreachable
 from tests.functional.cli.people import Baton
@@ -34,8 +34,16 @@ def document(tmp_path: Path) -> Path:
 
 
 def test_without_a_fleet_the_list_says_how_to_make_one(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(BatonClient, "fleets", lambda _client: [])
+    monkeypatch.setattr(BatonClient, "fleets", lambda _client: FleetPage(fleets=[]))
     assert "baton fleet apply FILE" in baton("fleet", "ls").ok().err
+
+
+def test_a_fleet_that_cannot_be_read_is_named_below_the_list(baton: Baton, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = "A record of fleet nights of tenant default cannot be read"
+    monkeypatch.setattr(BatonClient, "fleets", lambda _client: FleetPage(fleets=[], damaged=[line]))
+    assert baton("fleet", "ls").ok().err == f"{line}\n"
+    listed = baton("fleet", "ls", "--json").ok()
+    assert (listed.json, listed.err) == ([], f"{line}\n")
 
 
 def test_the_life_of_a_fleet(baton: Baton, document: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from baton.contract.fleets.fleet import MachineLog, MachineShell
+from baton.contract.fleets.fleet import FleetPage, MachineLog, MachineShell
 from gpu_client.transport.api.client import BatonClient
 from tests.functional.cli.people import Baton
 from tests.unit.cli.test_cli_fleet_view import a_fleet, a_machine
@@ -56,7 +56,7 @@ def test_a_name_that_is_cut_in_the_machine_is_found_among_the_fleets(
     alike = fleet.model_copy(update={"spec": fleet.spec.model_copy(update={"name": "n" * 29}), "machines": []})
     mine = a_machine(id=f"a1b2c3d4-{'n' * 28}-9f8e")
     fleet = fleet.model_copy(update={"machines": [mine]})
-    monkeypatch.setattr(BatonClient, "fleets", lambda _client: [a_fleet(), alike, fleet])
+    monkeypatch.setattr(BatonClient, "fleets", lambda _client: FleetPage(fleets=[a_fleet(), alike, fleet]))
     baton("fleet", "logs", mine.id).ok()
     baton("fleet", "logs", f"a1b2c3d4-{'n' * 28}-ended").ok()
     baton("fleet", "logs", f"a1b2c3d4-{'m' * 28}-9f8e").ok()

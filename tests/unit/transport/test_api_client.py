@@ -294,7 +294,7 @@ class TestFleets:
         server.script("GET", "/fleets", reply(200, {"fleets": [view]}))
         server.script("GET", "/fleets/nights", reply(200, view))
         server.script("POST", "/fleets/nights/stop", reply(200, {**view, "stopped": True}))
-        assert client.fleets() == [client.fleet("nights")] and client.stop_fleet("nights").stopped
+        assert client.fleets().fleets == [client.fleet("nights")] and client.stop_fleet("nights").stopped
         server.script("GET", "/fleets/nights/machines", reply(200, {"machines": []}))
         assert client.ended_machines("nights", limit=3) == [] and query_of(server) == {"limit": "3"}
         server.script("GET", "/fleets/nights/events", reply(200, {"events": [{"at": 1, "type": "machine.gone"}]}))

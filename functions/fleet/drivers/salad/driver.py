@@ -67,7 +67,7 @@ LONGEST_VALUE = 1000
 MOST_LISTED = 100
 """Groups in one list; Salad has no further pages. A list of so many may lack a group and is no proof of an absence."""
 FULL = (
-    f"the project has {MOST_LISTED - 1} or more container groups, and with one Salad's list could lack a machine, "
+    f"the project has {MOST_LISTED - 1} or more container groups, and with one more Salad's list could lack a machine, "
     "which is billed and cannot be proved gone: delete groups that Baton did not make, or lower `max` of the fleets"
 )
 CLASSES_LAST_S = 300
