@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from concurrent.futures import Future, wait
 from typing import Any
 
 import psutil
@@ -31,6 +32,23 @@ def until(
 def soon(condition: Callable[[], Any], *, what: str = "it") -> Any:
     """Wait for another thread of this process: short intervals; the limit allows for a loaded machine."""
     return until(condition, 30, what=what, every_s=0.002)
+
+
+def expire_for(hanging: Callable[[], int], *, below_s: float) -> Callable[[Collection[Future[Any]], float], object]:
+    """Return a `concurrent.futures.wait` whose time limit passes once all calls hang that lack an answer.
+
+    hanging: returns the number of calls that hang so far. The other calls have as much time as a loaded machine needs,
+    and no test waits for the limit, which is below `below_s`.
+    """
+    asked: list[Future[Any]] = []
+
+    def wait_for_others(calls: Collection[Future[Any]], limit_s: float) -> object:
+        assert 0 < limit_s < below_s
+        asked.extend(calls)
+        soon(lambda: sum(not one.done() for one in asked) == hanging(), what="the answers of the others")
+        return wait(calls, 0)
+
+    return wait_for_others
 
 
 def alive(pid: int) -> bool:

@@ -15,7 +15,9 @@ from functions.fleet.drivers.protocol import ProviderUnavailable
 from functions.fleet.drivers.runpod import Pod
 from functions.fleet.drivers.vast.wire import Instance, PriceIncrease
 from functions.fleet.records import Inventory, Offer, Sighting
+from functions.fleet.ticks import tick
 from functions.fleet.ticks.starting import LONGEST_WAITS
+from tests.kits.waiting import expire_for
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import Night
 from tests.unit.fleet.test_fleet_nights import spec
@@ -76,18 +78,21 @@ class Hanging(VirtualProvider):
     """Provider whose list comes only when the test ends."""
 
     released: threading.Event
+    hanging: list[str]
 
     def inventory(self, prefix: str, now: int) -> Inventory:
-        self.released.wait(20)
+        self.hanging.append(self.name)
+        self.released.wait(60)
         return super().inventory(prefix, now)
 
 
 def test_providers_that_hang_leave_time_for_the_machines_of_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """Asked one after another, two of them would use up each tick, and no machine would ever be given back."""
-    monkeypatch.setattr("functions.fleet.ticks.tick.READING_AT_LEAST_S", 0.03)
     hanging = {name: Hanging(name=name) for name in ("ec2", "runpod")}
+    released, calls = threading.Event(), list[str]()
     for one in hanging.values():
-        one.released = threading.Event()
+        one.released, one.hanging = released, calls
+    monkeypatch.setattr(tick, "wait", expire_for(lambda: len(calls), below_s=30))
     vast = VirtualProvider(name="vast")
     night = Night(spec(providers=["vast"], image="i", min=1), {**hanging, "vast": vast}, time_left_s=30.0)
     for _ in range(2):
@@ -97,8 +102,7 @@ def test_providers_that_hang_leave_time_for_the_machines_of_the_others(monkeypat
     night.step(2)
     assert made.ended_at is not None
     assert "ec2: the list of machines cannot be read: no answer in time" in night.reports[-1].failures
-    for one in hanging.values():
-        one.released.set()
+    released.set()
 
 
 @pytest.mark.parametrize(("per_second", "told"), [(1e5, 1e6), (-1.0, 0.0)])
