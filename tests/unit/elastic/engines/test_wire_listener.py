@@ -127,6 +127,8 @@ def test_a_known_caller_waits_for_no_question(
     node: Node, caller: NodeIdentity, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(listeners, "ASKING_S", 0.0)
+    # No time is left for another try of the stranger.
+    monkeypatch.setattr(connections, "UNKNOWN_S", 60.0)
     ask(node.peer, caller)
     asked, answered = threading.Event(), threading.Event()
 
@@ -198,7 +200,7 @@ def test_a_caller_with_the_label_of_another_one_is_refused(node: Node, caller: N
 def test_a_node_with_another_certificate_is_not_the_peer(node: Node, caller: NodeIdentity) -> None:
     peer = Peer(node.peer.node, node.peer.addresses, NodeIdentity().certificate)
     with pytest.raises(PeerLostError) as caught:
-        dial(peer, caller, 5)
+        dial(peer, caller, 60)
     assert (caught.value.nodes, caught.value.cause) == ((peer.node,), "protocol")
 
 
@@ -245,18 +247,18 @@ def test_too_many_greetings_are_refused(node: Node, caller: NodeIdentity, monkey
 def test_a_closed_port_refuses(node: Node, caller: NodeIdentity) -> None:
     node.listener.close()
     with pytest.raises(PeerLostError) as caught:
-        dial(node.peer, caller, 5)
+        dial(node.peer, caller, 60)
     assert caught.value.cause == "refused"
 
 
 def test_a_closed_listener_ends_connections(node: Node, caller: NodeIdentity) -> None:
     node.listener._handlers = {ECHO: lambda connection, _: connection.receive(1000)}
-    connection = dial(node.peer, caller, 5)
+    connection = dial(node.peer, caller, 60)
     connection.send(Header(ECHO), b"", 5)
     soon(lambda: node.listener._connections)
     node.listener.close()
     with pytest.raises((EOFError, OSError)):
-        connection.receive(1000, 5)
+        connection.receive(1000, 60)
     connection.close()
 
 
