@@ -323,7 +323,7 @@ def test_an_agent_is_well_while_it_waits_and_leaves_when_told_to(image: Image, t
     settings = {"BATON_API_URL": "http://127.0.0.1:9", "BATON_API_KEY": "baton_0123456789_nothing", "BATON_GPUS": "0"}
     with image.start(entrypoint(), workspace, **settings) as agent:
         try:
-            until(lambda: image.run(health_check(), workspace)[0] == 0, 30, what="a pulse")
+            until(lambda: image.run(health_check(), workspace)[0] == 0, what="a pulse")
             stopped_at = time.monotonic()
             agent.send_signal(signal.SIGTERM)
             said, _ = agent.communicate(timeout=60)

@@ -61,7 +61,7 @@ def test_a_link_for_each_new_picture_and_each_once(baton: Baton, labour: Labour,
     assert [(int(step), path, size) for step, path, size, _ in found] == [
         (step, f"validation/step-{step:06}-0.png", f"{size} B") for step, size in ((5, 17), (10, 18), (15, 18))
     ]
-    fetched += [requests.get(url, timeout=10).content for _, _, _, url in found]
+    fetched += [requests.get(url, timeout=60).content for _, _, _, url in found]
     assert fetched == [b"picture of step 5", b"picture of step 10", b"picture of step 15"]
     assert "model.bin" not in said.err, "what is no picture of a step is not shown"
 
@@ -88,7 +88,7 @@ def test_links_as_json(baton: Baton, labour: Labour, tmp_path: Path) -> None:
     ]
     assert {one["id"] for one in said.lines} == {job_id}
     assert said.lines[-1]["state"] == "complete", "the last line tells the end"
-    assert requests.get(found[0]["url"], timeout=10).content == b"picture of step 5"
+    assert requests.get(found[0]["url"], timeout=60).content == b"picture of step 5"
 
 
 @pytest.mark.parametrize("status", [404, 403])

@@ -85,7 +85,7 @@ class ThreadedNode:
             MemoryWorldCalls(world, self.name),
             MemoryTransfer(network, self.name),
             timing=QUICK,
-            timeouts=EngineTimeouts(open_s=5, exchange_s=5, reduce_s=5),
+            timeouts=EngineTimeouts(open_s=60, exchange_s=60, reduce_s=60),
             codec=codec,
             bucket_values=4096 if model else 16,
         )

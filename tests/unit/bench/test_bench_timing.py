@@ -23,7 +23,7 @@ def test_our_own_time_is_counted_finely() -> None:
     assert result == "done"
     # The clocks run apart by a little: time stolen from a virtual machine is in one of them.
     assert min(cost.cpu_s, cost.wall_s) >= 0.0025
-    assert measured(lambda: None)[0].cpu_s < 0.003, "nothing of what was before"
+    assert min(measured(lambda: None)[0].cpu_s for _ in range(5)) < 0.003, "nothing of what was before"
 
 
 def test_children_are_counted() -> None:

@@ -277,13 +277,13 @@ def test_a_node_trains_on_during_rounds_of_fragments(fragments: int, overlap: bo
         node = cluster.add(inner_steps=2, fragments=fragments, overlap=overlap)
         node.outer.start()
         released = threading.Event()
-        node.outer._progress.begin_round = lambda: released.wait(20)  # type: ignore[method-assign]
+        node.outer._progress.begin_round = lambda: released.wait(60)  # type: ignore[method-assign]
         training = threading.Thread(target=lambda: [node.step() for _ in range(4)], daemon=True)
         training.start()
-        training.join(0.3 if waits else 20)
+        training.join(0.3 if waits else 60)
         assert training.is_alive() == waits
         released.set()
-        training.join(20)
+        training.join(60)
 
 
 @pytest.mark.parametrize(("inner_steps", "fragments"), [(10, 3), (10, 0), (100, 100)])

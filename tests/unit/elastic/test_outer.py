@@ -142,7 +142,7 @@ def test_a_checkpoint_during_an_adoption_waits_for_the_whole_state() -> None:
         for bucket, values in enumerate(parts[1:], 1):
             replica.adopt(bucket, values, 3)
         replica.finish_adoption(target)
-        saving.join(20)
+        saving.join(60)
         assert saved[0]["round"] == 3
         assert equal([*saved[0]["params"].values()], [*peer.outer.state_dict()["params"].values()])
         replica.adopt(0, parts[0], 4)
@@ -220,7 +220,7 @@ def test_an_overlapped_training_goes_on_during_the_reduce_and_applies_the_averag
         nodes = [cluster.add(inner_steps=INNER_STEPS, overlap=True) for _ in range(2)]
         released = threading.Event()
         for node in nodes:
-            node.engine.at_call = lambda name: name != "reduce" or released.wait(20)
+            node.engine.at_call = lambda name: name != "reduce" or released.wait(60)
         run_together(*[lambda one=one: one.train(INNER_STEPS) for one in nodes])
         for node in nodes:
             node.train(2)

@@ -143,7 +143,7 @@ def stop_rounds(cluster: ThreadedCluster, **options: Any) -> tuple[ThreadedNode,
     nodes, released = [cluster.add(**options) for _ in range(2)], threading.Event()
     run_together(*[one.outer.start for one in nodes])
     for one in nodes:
-        one.engine.at_call = lambda _: released.wait(20)
+        one.engine.at_call = lambda _: released.wait(60)
     return nodes[0], released
 
 
@@ -174,7 +174,7 @@ def test_a_node_that_lacks_steps_waits_for_the_end_of_an_adoption() -> None:
         assert training.is_alive(), "the steps would be used up before the last round"
         node.outer.limit_steps(FOREVER, 5)
         end_adoption(progress)
-        training.join(20)
+        training.join(60)
         assert not training.is_alive()
         released.set()
 
@@ -187,7 +187,7 @@ def test_a_node_that_lacks_steps_does_not_wait_for_rounds_of_a_world_that_has_en
         node.outer.close()
         training = threading.Thread(target=node.step, daemon=True)
         training.start()
-        training.join(20)
+        training.join(60)
         ended = not training.is_alive()
         node.outer.limit_steps(FOREVER, 0)
         assert ended

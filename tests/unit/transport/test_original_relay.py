@@ -51,7 +51,7 @@ def test_many_parts_go_side_by_side(
     together = threading.Barrier(25)
 
     def meets(handler: Handler) -> None:
-        together.wait(20)
+        together.wait(60)
         stored(handler)
 
     store.routes["PUT", "/s3"] = meets
@@ -70,11 +70,11 @@ def test_each_part_is_in_memory_once_until_the_store_has_it(
     together = threading.Barrier(parts, lambda: held_bytes.append(_relay_bytes()))
 
     def fails(handler: Handler) -> None:
-        together.wait(20)
+        together.wait(60)
         handler.answer(503)
 
     def takes(handler: Handler) -> None:
-        together.wait(20)
+        together.wait(60)
         stored(handler)
 
     def put(number: int) -> None:
@@ -83,7 +83,7 @@ def test_each_part_is_in_memory_once_until_the_store_has_it(
             assert http.put(url, data=b"x" * size_bytes, timeout=30).status_code == 200
             # The relay begins a second call of a connection after the end of the first call.
             assert http.get(f"{relay.url}/health", timeout=30).status_code == 404
-            together.wait(20)
+            together.wait(60)
 
     server.routes["POST", f"/prod{UPLOAD}"] = signs_parts(store)
     store.script("PUT", "/s3", *[fails] * parts)
