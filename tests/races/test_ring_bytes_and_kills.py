@@ -37,7 +37,6 @@ def bytes_at_one_moment(place: Path, writers: list[subprocess.Popen[bytes]]) -> 
     return sum(found.values())
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(("mode", "caps"), [("rolling", 1), ("generation", 2)])
 def test_a_directory_never_holds_more_than_max_bytes(tmp_path: Path, mode: Any, caps: int) -> None:
     place, chance = tmp_path / "ring", random.Random(7)

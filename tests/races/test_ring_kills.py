@@ -9,8 +9,6 @@ import sys
 import time
 from pathlib import Path
 
-import pytest
-
 from gpu_client.ring.core.ring import make_ring
 from gpu_client.ring.format.manifest import RingManifest
 from gpu_client.ring.settings import RingSettings
@@ -24,7 +22,6 @@ def begun(role: str, place: Path, told: Path) -> subprocess.Popen[bytes]:
     return subprocess.Popen([sys.executable, "-m", "tests.races.ring_processes", role, str(place), str(told)])
 
 
-@pytest.mark.timeout(180)
 def test_readers_notice_nothing_of_writers_that_are_killed(tmp_path: Path) -> None:
     place, chance = tmp_path / "ring", random.Random(7)
     settings = RingSettings(cap=100, publish_interval_s=0.05, retain=3, lease_s=1.0, max_ahead=500)

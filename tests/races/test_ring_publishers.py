@@ -20,7 +20,6 @@ MOST_OPERATIONS = 30
 fork_context("bench.ring.roles")
 
 
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("behind", [False, True], ids=["before", "behind"])
 def test_wherever_a_publisher_is_killed_the_next_one_goes_on(tmp_path: Path, behind: bool) -> None:
     place = str(tmp_path / "ring")
