@@ -16,9 +16,9 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from baton.contract.fleets.money import Budget
+from functions.domain.errors import StorageUnavailable
 from functions.fleet.clock import FleetClock
 from functions.local.emulator import EmulatorError, StateInUseError
-from functions.local.machines import describe_machines
 from functions.local.stack import LocalStack
 
 DEFAULT_STATE_DIR = ".baton/local"
@@ -87,8 +87,9 @@ def main(arguments: list[str] | None = None) -> int:
         _announce(stack, options, budget)
         while not stop.wait(CLOUD_CHECK_S):
             stack.check()
-        if not options.json and (left := describe_machines(stack.rented_machines())):
-            print(left, flush=True)
+        if left := _describe_left(stack):
+            # The output of --json is one document.
+            print(left, file=sys.stderr if options.json else sys.stdout, flush=True)
     except EmulatorError as error:
         state_note = "the state is lost" if options.forget else f"the state is kept in {options.state_dir}"
         print(f"The local stack ends, {state_note}: {error}", file=sys.stderr)
@@ -176,6 +177,14 @@ def _keep_budget(budget: Budget | None, options: argparse.Namespace) -> None:
         kept.unlink(missing_ok=True)
     else:
         kept.write_text(budget.model_dump_json(exclude_none=True))
+
+
+def _describe_left(stack: LocalStack) -> str:
+    """Return what a user must know about machines that go on; empty if there can be none."""
+    try:
+        return stack.describe_rented_machines()
+    except StorageUnavailable as error:
+        return f"Rented machines go on and cost money, and cannot be named: {error}"
 
 
 def _python() -> str:

@@ -18,12 +18,11 @@ from functions.api.operations.service_probe import PROBED_PATH
 from functions.domain.access.api_keys import ApiKey
 from functions.domain.checkpoints.packs import SWEEPER_TIMEOUT_S
 from functions.fleet.clock import FleetClock, anchor_at_speed
-from functions.fleet.records import Machine
-from functions.fleet.store import FleetStore
+from functions.fleet.store import DamagedRecord, FleetStore
 from functions.local.emulator import Emulator
 from functions.local.gateway.http_gateway import GatewayRoute, GatewayServer, build_gateway
 from functions.local.lifecycle import Lifecycle, bind_socket
-from functions.local.machines import end_machines, list_machines
+from functions.local.machines import describe_machines, end_machines, list_machines
 from functions.local.triggers.schedule import Schedule
 from functions.local.triggers.sqs_feed import SqsFeed
 from functions.local.triggers.stream_feed import StreamFeed
@@ -153,9 +152,12 @@ class LocalStack(Lifecycle):
         if self._emulator is not None:
             self._emulator.check()
 
-    def rented_machines(self) -> list[Machine]:
-        """Return the machines that go on when a stack with a state directory stops."""
-        return [] if self._fleets is None or self._state_dir is None else list_machines(self._fleets)
+    def describe_rented_machines(self) -> str:
+        """Return what a user must know about machines that go on when a stack with a state directory stops."""
+        if self._fleets is None or self._state_dir is None:
+            return ""
+        damaged: list[DamagedRecord] = []
+        return describe_machines(list_machines(self._fleets, damaged), damaged)
 
     def stop(self) -> None:
         """Stop the parts in reverse order; the cloud saves its state last."""

@@ -12,10 +12,12 @@ from typing import Any
 import pytest
 
 from baton.contract.fleets.fleet import MachineState
+from functions.domain.errors import StorageUnavailable
 from functions.fleet.clock import ClockAnchor, FleetClock
 from functions.fleet.records import Machine
 from functions.local import program
 from functions.local.emulator import StateInUseError
+from functions.local.machines import describe_machines
 from functions.local.program import REPEAT_S, RepeatFilter, main
 from tests.unit.fleet.test_machine_states import make_machine
 
@@ -37,6 +39,7 @@ class StackDouble:
     given: dict[str, Any]
     machines: list[Machine] = []
     error: Exception | None = None
+    storage_error: Exception | None = None
     ahead_s = 0
 
     def __init__(self, **given: Any) -> None:
@@ -54,8 +57,10 @@ class StackDouble:
     def check(self) -> None:
         signal.raise_signal(signal.SIGINT)
 
-    def rented_machines(self) -> list[Machine]:
-        return self.machines
+    def describe_rented_machines(self) -> str:
+        if self.storage_error is not None:
+            raise self.storage_error
+        return describe_machines(self.machines)
 
     def stop(self) -> None:
         print("stopped")
@@ -120,6 +125,12 @@ def test_the_end_names_the_machines_that_go_on(
     ]
     assert "then run `baton fleet stop NAME` (nights)" in told[5]
     assert told[-2:] == ["Stopping ...", "stopped"]
+    run("--json")
+    said = capsys.readouterr()
+    assert said.err.startswith("2 machines are still rented, 0.40 USD/h:") and said.out.count("\n") == 2
+    monkeypatch.setattr(StackDouble, "storage_error", StorageUnavailable("GetItem: timed out"))
+    run()
+    assert "Rented machines go on and cost money, and cannot be named: GetItem: timed out" in capsys.readouterr().out
 
 
 def test_a_directory_in_use_has_a_remedy(
