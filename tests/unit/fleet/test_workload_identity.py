@@ -79,7 +79,7 @@ def imds(salad: FakeSalad) -> FakeImds:
 
 def check(salad: FakeSalad, proof: str | None, now: float, **account: Any) -> None:
     stored = SimpleNamespace(account=salad_account(salad).model_copy(update=account))
-    context = SimpleNamespace(accounts=SimpleNamespace(read=lambda: {"salad": stored}))
+    context = SimpleNamespace(accounts=SimpleNamespace(known=lambda: {"salad": stored}))
     if proof is not None:
         EnrollRequest(identity=proof)
     require_identity(cast("Context", context), make_machine(State.BOOTING, id=NAME), proof, int(now))
@@ -158,7 +158,7 @@ def test_a_machine_without_a_proof_or_a_deployment_without_an_account_is_refused
     salad: FakeSalad, imds: FakeImds, clock: Clock
 ) -> None:
     assert "there is none" in refused(salad, None, clock())
-    context = SimpleNamespace(accounts=SimpleNamespace(read=dict))
+    context = SimpleNamespace(accounts=SimpleNamespace(known=dict))
     with pytest.raises(Refusal, match="no account at salad"):
         require_identity(cast("Context", context), make_machine(State.BOOTING), imds.token(), int(clock()))
 
