@@ -79,11 +79,12 @@ def main(arguments: list[str] | None = None) -> int:
     )
     try:
         stack.start()
+        _keep_budget(budget, options)
     except (EmulatorError, OSError) as error:
         print(f"The local stack could not start: {_explain(error, options)}", file=sys.stderr)
+        stack.stop()
         return 1
     try:
-        _keep_budget(budget, options)
         _announce(stack, options, budget)
         while not stop.wait(CLOUD_CHECK_S):
             stack.check()
@@ -165,7 +166,16 @@ def _choose_budget(parser: argparse.ArgumentParser, options: argparse.Namespace)
     if options.fleet_budget is not None:
         return None if options.fleet_budget == NO_BUDGET else _read_budget(parser, options.fleet_budget)
     kept = options.state_dir / BUDGET_FILE
-    return Budget.model_validate_json(kept.read_text()) if kept.exists() and not options.forget else None
+    try:
+        return None if options.forget else Budget.model_validate_json(kept.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValidationError) as error:
+        cause = error.strerror if isinstance(error, OSError) else "the file holds no budget"
+        parser.error(
+            f"{kept}, which keeps the budget of all fleets, cannot be read: {cause}. Write the budget anew with "
+            f"--fleet-budget, or remove the budget with --fleet-budget {NO_BUDGET}."
+        )
 
 
 def _keep_budget(budget: Budget | None, options: argparse.Namespace) -> None:
@@ -176,7 +186,9 @@ def _keep_budget(budget: Budget | None, options: argparse.Namespace) -> None:
     if budget is None:
         kept.unlink(missing_ok=True)
     else:
-        kept.write_text(budget.model_dump_json(exclude_none=True))
+        aside = kept.with_suffix(".new")
+        aside.write_text(budget.model_dump_json(exclude_none=True))
+        aside.replace(kept)
 
 
 def _describe_left(stack: LocalStack) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 import time
@@ -95,6 +96,42 @@ def test_a_budget_of_all_fleets_stays_until_it_is_removed(run: Run, capsys: pyte
     assert run("--forget")["fleet_budget"] is None
     assert run("--fleet-budget", "none")["fleet_budget"] is None
     assert run()["fleet_budget"] is None
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b'{"per_day_usd": 5', b"\xff"])
+def test_a_kept_budget_that_cannot_be_read_ends_before_anything_starts(
+    content: bytes, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("--fleet-budget", '{"per_day_usd": 5}')
+    Path(".baton/local/fleet-budget.json").write_bytes(content)
+    capsys.readouterr()
+    with pytest.raises(SystemExit, match="2"):
+        main([])
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert ".baton/local/fleet-budget.json" in last and "--fleet-budget none" in last
+    assert run("--forget")["fleet_budget"] is None
+    assert run("--fleet-budget", "none")["fleet_budget"] is None
+    assert run()["fleet_budget"] is None
+
+
+def test_a_budget_that_cannot_be_kept_ends_the_stack_and_leaves_the_earlier_one(
+    run: Run, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The next start would let the fleets spend without the bound."""
+    run("--fleet-budget", '{"per_day_usd": 5}')
+    capsys.readouterr()
+
+    def fill_disk(path: Path, text: str) -> None:
+        path.write_bytes(b"")
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fill_disk)
+        run("--fleet-budget", '{"per_day_usd": 9}', exit_code=1)
+    said = capsys.readouterr()
+    assert said.err == "The local stack could not start: No space left on device\n"
+    assert said.out == "stopped\n"
+    assert run()["fleet_budget"].per_day_usd == 5
 
 
 def test_a_fast_clock_has_a_directory_of_its_own(
