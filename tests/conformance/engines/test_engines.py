@@ -74,7 +74,7 @@ def test_an_abort_ends_the_call_at_once(crews: CrewMaker) -> None:
     threading.Timer(0.2, crew.engines[0].abort).start()
     began = time.monotonic()
     assert isinstance(waiting[0].exception(TIMEOUT_S), GroupAbortedError)
-    assert time.monotonic() - began < TIMEOUT_S / 2
+    assert time.monotonic() - began < 0.9 * TIMEOUT_S
     with pytest.raises(GroupAbortedError):
         crew.engines[0].exchange(b"", TIMEOUT_S)
 
