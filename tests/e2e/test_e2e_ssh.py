@@ -111,7 +111,8 @@ def desks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Desks]:
 
 def test_a_host_that_restarts_costs_the_job_no_step_and_the_next_host_has_a_bill(desks: Desks, tmp_path: Path) -> None:
     gate = Gate(tmp_path / "gate", 20)
-    desks.apply("lost")
+    # A loaded computer needs seconds for the first claim.
+    desks.apply("lost", idle_timeout_s=86_400)
     parameters = {"steps": 30, "every": 10}
     job_id = desks.stack.submit(
         "chain.py", parameters, queue="lost", environment=gate.environment, heartbeat_interval_s=1
@@ -124,6 +125,7 @@ def test_a_host_that_restarts_costs_the_job_no_step_and_the_next_host_has_a_bill
     os.kill(desks.process(0), signal.SIGKILL)
     gate.open()
     desks.stack.wait_for(job_id, JobState.COMPLETE)
+    desks.apply("lost", idle_timeout_s=60)
     first, second = desks.stack.attempts(job_id)
     assert (first.end, first.checkpoint_step, second.resumed_step) == (AttemptEnd.INTERRUPTED, 20, 20)
     assert desks.stack.artifact(job_id) == chain(30)

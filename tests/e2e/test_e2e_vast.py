@@ -122,9 +122,12 @@ def test_a_job_runs_on_a_rented_instance_and_the_receipt_is_the_bill(cloud: Clou
     assert (machine.provider_id, machine.reason) == (instance.handle, "no job for idle_timeout_s")
     assert machine.receipt is not None
     assert machine.receipt.charged_usd == pytest.approx(cloud.fake.meter.usd(instance.handle))
+    billed_until = max(one.end_at or 0 for one in cloud.fake.meter.spans if one.handle == instance.handle)
+    # The ledger counts until the first list without the machine, which comes late on a loaded computer.
+    late_usd = (machine.receipt.absent_at[0] - billed_until) / 3600 * 0.23
     # The clocks of the provider and of the fleets differ by what a request takes, a minute at this speed.
     minute_usd = 0.23 / 60
-    surplus_usd = machine.receipt.observed_usd - machine.receipt.charged_usd
+    surplus_usd = machine.receipt.observed_usd - machine.receipt.charged_usd - late_usd
     assert -minute_usd <= surplus_usd <= 3 * minute_usd
     assert cloud.stack.client.fleet("nights").bounds[0].spent_usd == pytest.approx(machine.receipt.observed_usd)
 
