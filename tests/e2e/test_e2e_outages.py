@@ -40,7 +40,8 @@ def test_a_control_plane_that_is_down_for_ten_heartbeats_costs_nothing(patient_s
     with front.dropping():
         gate.open()
         from_step = gate.step
-        until(lambda: agent.last_step() >= from_step + 60, what="the lease running out")
+        # A pack may leave a slow agent after the proof of the lease.
+        until(lambda: agent.last_step() >= from_step + 100, what="the lease running out")
         committed = stack.steps(job_id)
         packs = len(stack.s3.requests("PUT /training-checkpoints/.*/packs/"))
         until(lambda: agent.last_step() >= from_step + 200, what="training that goes on")
@@ -94,7 +95,7 @@ def test_an_object_store_that_stumbles(shop: Workshop, status: int) -> None:
 def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: Workshop) -> None:
     """An agent that was paused while its trainer finished reports everything in vain: the job has a second attempt."""
     stack = shop.stack
-    parameters = {"steps": 100, "every": 10, "step_s": 0.1, "first_step_s": 0.03}
+    parameters = {"steps": 100, "every": 10, "step_s": 0.03}
     gate = shop.gate(50)
     job_id = shop.submit("chain.py", parameters, environment=gate.environment, heartbeat_interval_s=1)
     zombie = shop.agent("w1")
@@ -103,15 +104,17 @@ def test_a_machine_that_was_paused_until_its_job_moved_on_changes_nothing(shop: 
     zombie.signal(signal.SIGSTOP)
     stack.expire_lease(job_id)
     gate.open()
+    until(lambda: not alive(its_trainer.pid), what="the end of the zombie's trainer")
+    gate.set(80)
     shop.agent("w2")
     until(lambda: stack.job(job_id).epoch == 2, what="the second attempt")
     until(lambda: stack.attempts(job_id)[1].checkpoint_step, what="a commit of the second attempt")
-    until(lambda: not alive(its_trainer.pid), what="the end of the zombie's trainer")
     held = stack.job(job_id)
     zombie.signal(signal.SIGCONT)
     until(lambda: "attempt 1: lost" in zombie.log(), what="the zombie's giving up")
     job = stack.job(job_id)
     assert (job.epoch, job.machine_id) == (2, held.machine_id)
+    gate.open()
     stack.wait_for(job_id, JobState.COMPLETE)
 
     assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.INTERRUPTED, AttemptEnd.COMPLETE]
@@ -135,5 +138,6 @@ def test_a_wall_clock_that_is_wrong_by_an_hour_does_not_matter(shop: Workshop) -
         assert agent.wait() == 0
     for job_id in jobs:
         assert [attempt.end for attempt in stack.attempts(job_id)] == [AttemptEnd.COMPLETE]
-        assert stack.steps(job_id) == [20, 40, 60]
+        # A commit that takes longer than 20 steps makes the agent skip step 40.
+        assert {20, 60} <= {*stack.steps(job_id)} <= {20, 40, 60}
         assert stack.artifact(job_id) == chain(60)
