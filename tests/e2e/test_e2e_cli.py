@@ -80,7 +80,7 @@ def close(*processes: subprocess.Popen[str]) -> None:
                 process.wait(30)
             except subprocess.TimeoutExpired:
                 os.killpg(process.pid, signal.SIGKILL)
-                process.wait(10)
+                process.wait(60)
                 raise
 
 
@@ -137,8 +137,8 @@ def test_the_page_works_as_it_is_written(
                 what="the explanation",
             )
             opened.append(terminals.open(worker, "worker"))
-            assert at_the_desk.wait(90) == 0, terminals.said("user") + terminals.said("worker")
-            assert opened[-1].wait(30) == 0, terminals.said("worker")
+            assert at_the_desk.wait(240) == 0, terminals.said("user") + terminals.said("worker")
+            assert opened[-1].wait(60) == 0, terminals.said("worker")
             assert [job.state for job in client.jobs().jobs] == [JobState.COMPLETE]
     finally:
         close(*reversed(opened))

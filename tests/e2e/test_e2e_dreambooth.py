@@ -114,7 +114,7 @@ class Studio:
     def lose(self, agent: AgentProcess, job_id: str) -> None:
         """SIGKILL to everything on the machine."""
         self.shop.lose(agent, job_id)
-        until(lambda: not self.shop.trainers(), 20, what="the end of the training")
+        until(lambda: not self.shop.trainers(), what="the end of the training")
 
     def train_alone(self) -> None:
         """Run the jobs' training without a control plane, into `reference`, in this process: it has the libraries."""
@@ -185,7 +185,7 @@ def killed_twice(studio: Studio, recipe: str, allowed: Path) -> JobView:
     require_said(second.log().splitlines(), shared=0, earlier=4, generated=2)
     gate.open()
     third = studio.machine("m3")
-    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=240)
     assert job.state is JobState.COMPLETE, job.reason
     third.kill_group()
     assert job.counters.interruptions == 2 and job.counters.attempts == 3
@@ -207,7 +207,7 @@ def uninterrupted(studio: Studio, machine: str, recipe: str | None = None) -> Jo
     """Run the job on one machine, to its end."""
     job_id = studio.submit(recipe)
     studio.machine(machine)
-    job = studio.shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    job = studio.shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=240)
     assert job.state is JobState.COMPLETE, job.reason
     return job
 

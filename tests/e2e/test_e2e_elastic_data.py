@@ -20,7 +20,7 @@ from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
-SHARDS, BATCHES, WAIT_S = 12, 3, 90
+SHARDS, BATCHES, WAIT_S = 12, 3, 180
 ALL = {(shard, batch) for shard in range(SHARDS) for batch in range(BATCHES)}
 SCRIPT = Path(__file__).parents[1] / "kits/elastic/shard_node.py"
 

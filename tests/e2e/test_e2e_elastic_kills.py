@@ -22,7 +22,7 @@ CONTEXT = fork_context(EXAMPLE, TRAINING)
 SEATS = (0, 1, 2)
 FAULTS = (signal.SIGKILL, signal.SIGSTOP, signal.SIGKILL)
 SMALL = {"inner_steps": 8, "batch_size": 4, "context": 32, "width": 32, "layers": 1}
-CHANGE_S = 90
+CHANGE_S = 180
 
 
 def wait_for_members(job: NodeProcesses, members: int, above_epoch: int) -> int:

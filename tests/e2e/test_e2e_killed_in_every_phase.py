@@ -65,7 +65,7 @@ def test_the_same_agent_started_again_hands_the_job_back_at_once(shop: Workshop,
         else:
             until(lambda: shop.trainers() and stack.job(job_id).progress, what="the training")
         agent.kill_group()
-    until(lambda: not shop.trainers(), 20, what="the trainer's end")
+    until(lambda: not shop.trainers(), what="the trainer's end")
     assert len(stack.attempts(job_id)) == ends
     assert stack.job(job_id).state is JobState.RUNNING
     newest = stack.job(job_id).checkpoint_step

@@ -42,12 +42,12 @@ def test_what_a_killed_and_resumed_training_saw(
         environment=gate.of_sessions,
     )
     agent = shop.agent("w1")
-    until(lambda: next(client.metric_points(job_id), None), 60, what="the first points")
+    until(lambda: next(client.metric_points(job_id), None), what="the first points")
     stack.wait_for_commit(job_id)
     shop.lose(agent, job_id)
     gate.open()
     shop.agent("w2")
-    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=240)
     assert job.state is JobState.COMPLETE, job.reason
 
     points = list(client.metric_points(job_id))

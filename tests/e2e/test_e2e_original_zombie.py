@@ -54,7 +54,7 @@ def stack() -> Iterator[dict[str, Any]]:
             yield json.loads(process.stdout.readline())
         finally:
             process.terminate()
-            process.wait(30)
+            process.wait(60)
 
 
 def test_a_stopped_worker_that_wakes_up_behind_its_job_changes_nothing(stack: dict[str, Any]) -> None:
@@ -76,7 +76,7 @@ def test_a_stopped_worker_that_wakes_up_behind_its_job_changes_nothing(stack: di
             # The zombie's lease ends, here by a stop and a retry, and another attempt begins.
             call("POST", f"/job/{job_id}/stop")
             call("POST", f"/job/{job_id}/retry", json={})
-            (successor,) = until(lambda: call("GET", "/work"), 20, what="work")
+            (successor,) = until(lambda: call("GET", "/work"), what="work")
             assert successor["id"] == job_id
             os.kill(zombie.pid, signal.SIGCONT)
             zombie.stdin.write("\n")

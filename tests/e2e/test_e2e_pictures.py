@@ -21,7 +21,7 @@ from tests.kits.waiting import until
 pytestmark = [pytest.mark.processes, pytest.mark.emulator]
 
 
-def shown(shop: Workshop, job_id: str, path: str, epoch: int = 1, *, timeout_s: float = 30) -> StoredArtifact:
+def shown(shop: Workshop, job_id: str, path: str, epoch: int = 1, *, timeout_s: float = 60) -> StoredArtifact:
     """Wait until this attempt's file can be seen."""
     found: StoredArtifact = until(
         lambda: next(
@@ -36,7 +36,7 @@ def shown(shop: Workshop, job_id: str, path: str, epoch: int = 1, *, timeout_s: 
 
 def fetched(one: StoredArtifact) -> bytes:
     """Fetch the artifact by its link alone."""
-    answer = requests.get(one.url, timeout=10)
+    answer = requests.get(one.url, timeout=60)
     assert answer.status_code == 200
     return answer.content
 
@@ -61,7 +61,7 @@ def test_a_picture_is_seen_while_the_job_runs_and_is_the_same_in_the_end(shop: W
     stack.wait_for_commit(job_id, 5)
 
     shop.lose(shop.agents[0], job_id)
-    until(lambda: not shop.trainers(), 20, what="the end of the trainer")
+    until(lambda: not shop.trainers(), what="the end of the trainer")
     assert fetched(shown(shop, job_id, "validation/step-000005-0.png")) == b"picture of step 5", "it stays"
     shop.agent("w2")
     go_on(shop, 10)
@@ -138,12 +138,12 @@ def test_the_dreambooth_recipe_shows_its_pictures_and_leaves_them_with_their_gri
         )
     )
     shop.agent("w1")
-    first = shown(shop, job.id, "validation/step-000100-0.png", timeout_s=90)
+    first = shown(shop, job.id, "validation/step-000100-0.png", timeout_s=200)
     assert stack.job(job.id).state is JobState.RUNNING and first.step == 100
     picture = fetched(first)
     with Image.open(io.BytesIO(picture)) as image:
         assert (image.format, image.size) == ("PNG", (64, 64))
-    ended = stack.wait_for(job.id, JobState.COMPLETE, JobState.FAILED, timeout_s=180)
+    ended = stack.wait_for(job.id, JobState.COMPLETE, JobState.FAILED, timeout_s=200)
     assert ended.state is JobState.COMPLETE, ended.reason
     names = [one.path for one in ended.artifacts]
     assert names == [

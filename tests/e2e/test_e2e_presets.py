@@ -21,7 +21,7 @@ LOSSES = ["1.0", "0.9", "nan", "nan", "0.7", "0.6"]
 def run(shop: Workshop, rules: str | None = None, script: str = "told_losses.py", **more: Any) -> str:
     parameters = {"losses": LOSSES, "step_s": 0.4, "steps": 5}
     job_id: str = shop.submit(script, parameters, rules=rules, **{"outputs": ("end.json",), **more})
-    job = shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=60)
+    job = shop.stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED)
     assert job.state is JobState.COMPLETE, job.reason
     assert job.counters.attempts == 1 and job.ended_by is None
     return job_id

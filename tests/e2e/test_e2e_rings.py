@@ -134,7 +134,7 @@ def test_generators_are_killed_while_a_training_reads_is_killed_and_resumed(shop
     shop.lose(trainer, job_id)
     gate.open()
     agent(shop, "t2")
-    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=240)
     assert job.state is JobState.COMPLETE, job.reason
     assert (job.counters.interruptions, job.counters.failures) == (1, 0)
     lines = json_lines(trace)
@@ -165,7 +165,7 @@ def test_a_flipped_bit_is_an_event_of_the_training_that_reads_it(shop: Workshop)
     parameters = {"steps": 12, "step_s": 0.05, "ring": str(place), "trace": str(trace), "workers": 1}
     job_id = shop.submit("ringed.py", parameters, outputs=("end.json",), heartbeat_interval_s=1)
     agent(shop, "t1")
-    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=120)
+    job = stack.wait_for(job_id, JobState.COMPLETE, JobState.FAILED, timeout_s=240)
     assert job.state is JobState.COMPLETE, job.reason
     assert len(json_lines(trace)) == 12
     (event,) = [one for one in stack.client.events(job_id).events if one.type is EventType.RING_QUARANTINED]

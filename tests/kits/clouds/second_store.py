@@ -21,7 +21,7 @@ from tests.kits.clouds.store_sets import Cloud, memory_cloud
 from tests.kits.network.ports import free_port
 
 RCLONE = Path(sysconfig.get_path("scripts"), "rclone")
-START_TIMEOUT_S = 30
+START_TIMEOUT_S = 90
 LEASHED = "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, 15); os.execv(sys.argv[1], sys.argv[1:])"
 """Becomes the program of its arguments, which gets a SIGTERM when the test run dies, however it dies."""
 ACCESS_KEY_ID, SECRET_ACCESS_KEY = "second-store-key", "second-store-secret-access-key"
@@ -97,7 +97,7 @@ class SecondStore:
         """Stop the server."""
         self._process.terminate()
         try:
-            self._process.wait(10)
+            self._process.wait(60)
         finally:
             self._process.kill()
             self._process.wait()

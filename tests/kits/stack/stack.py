@@ -101,11 +101,11 @@ class Stack(ControlPlane):
         finally:
             if self._process.poll() is None:
                 os.killpg(self._process.pid, signal.SIGKILL)
-                self._process.wait(10)
+                self._process.wait(60)
             assert self._process.stdout is not None
             self._process.stdout.close()
             self.s3.close()
-        psutil.wait_procs(family, timeout=20)
+        psutil.wait_procs(family, timeout=60)
         assert not [process for process in family if process.is_running()]
 
     def __enter__(self) -> Self:
@@ -208,7 +208,7 @@ class AgentProcess:
     def kill_group(self) -> None:
         """Kill the whole process group, as the removal of a container does."""
         os.killpg(self.pid, signal.SIGKILL)
-        self.process.wait(10)
+        self.process.wait(60)
 
     def wait(self, timeout_s: float = PATIENCE_S) -> int:
         """Wait for the end; returns the exit code."""
