@@ -126,7 +126,7 @@ class RoundReport(WireModel):
     """Seconds from the commit of the round before."""
     reduce_s: Annotated[float, Field(ge=0, le=10**7)] = 0.0
     sent_bytes: Annotated[int, Field(ge=0, le=10**15)] = 0
-    """Bytes that the reporting node sent."""
+    """Bytes that the reporting node sent in the reduces of the round, which took `reduce_s` in all."""
     repaired: Annotated[int, Field(ge=0, le=10**6)] = 0
     """Buckets that were reduced again, or repaired after a difference between members."""
 
