@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -215,21 +215,23 @@ class EpochProtocol:
             self.tell("excluded", f"epoch {view.epoch} goes on without this node, which joins again")
         self._progress.notify(is_apart=True)
         live = [_make_peer(one) for one in view.members if one.lease_live]
+        found = "nothing"
         if live:
             known = self._find(view.joining)
             if not self._has_fetched and (known is None or known.ready):
                 view = yield from self._call(self._join(ready=False))
-            # The members may admit a ready node at any time.
             found = yield from self._fetch_from(live, once=self._has_fetched)
             # A peer without an answer has to wait for the group: there, members bring each other to one state.
             self._has_fetched = found == "newest" or not self._needs_newest
-            if found == "part" or not self._has_fetched:
-                if found != "part":
-                    yield Sleep(self._timing.poll_s)
+            if not self._has_fetched:
+                yield Sleep(self._timing.poll_s)
                 return (yield from self._call(ReadWorld()))
         known = self._find(view.joining)
         if known is None or not known.ready or known.round != self._replica.state.round:
             return (yield from self._call(self._join(ready=True)))
+        if found == "part":
+            # The fetch has taken its time, and the members may have admitted this node meanwhile.
+            return (yield from self._call(ReadWorld()))
         ready = [one for one in view.joining if one.ready and one.lease_live][: view.max]
         if not live and len(ready) >= view.min and known in ready:
             return (yield from self._call(self._propose(view, ready)))
@@ -240,9 +242,11 @@ class EpochProtocol:
     def _join(self, *, ready: bool) -> JoinRequest:
         return self._request.model_copy(update={"ready": ready, "round": self._replica.state.round})
 
-    def _fetch_from(self, peers: Sequence[Peer], *, once: bool) -> Steps[Literal["newest", "part", "nothing"]]:
-        """Approach the newest state of the peers, while they train on; with `once`, by one fetch.
+    def _fetch_from(self, peers: Sequence[Peer], *, once: bool) -> Steps[str]:
+        """Approach the newest state of the peers, while they train on.
 
+        once: by one fetch, because the members may admit this node at any time. Returns `newest` if the node has the
+        state, `part` if the next fetch promises to bring more of the state, and `nothing` otherwise.
         Peers whose rounds are faster than the fetch, or who give no answer, are left alone after a while: in the group,
         members wait for each other's state.
         """
@@ -257,9 +261,9 @@ class EpochProtocol:
                 self._progress.notify(is_started=True)
                 return "newest"
             fetched = yield from self.fetch_parts(target, holders, PREFETCHED_PARTS)
-            if once:
-                return "part" if fetched.goes_on else "nothing"
             left = len(self._replica.find_differences(target))
+            if once:
+                return "part" if left and fetched.goes_on else "nothing"
             passes = 0.0 if left < least else passes + fetched.ended
             least = min(least, left)
         return "nothing"
