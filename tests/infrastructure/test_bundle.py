@@ -49,7 +49,7 @@ def started(folder: Path, name: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-I", "-S", "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); "
          f"from functions.handlers.{name} import handler; print(handler.__module__)"],
         env={"AWS_DEFAULT_REGION": "us-east-1", "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test"},
-        capture_output=True, text=True, check=False, timeout=60,
+        capture_output=True, text=True, check=False, timeout=240,
     )  # fmt: skip
 
 

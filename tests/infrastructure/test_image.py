@@ -287,7 +287,7 @@ class Image:
     def run(self, words: list[str], workspace: Path, **settings: str) -> tuple[int, str]:
         """Run a command; return its exit code and output."""
         with self.start(words, workspace, **settings) as process:
-            said, _ = process.communicate(timeout=60)
+            said, _ = process.communicate(timeout=240)
         return process.returncode, said
 
 
@@ -326,7 +326,7 @@ def test_an_agent_is_well_while_it_waits_and_leaves_when_told_to(image: Image, t
             until(lambda: image.run(health_check(), workspace)[0] == 0, what="a pulse")
             stopped_at = time.monotonic()
             agent.send_signal(signal.SIGTERM)
-            said, _ = agent.communicate(timeout=60)
+            said, _ = agent.communicate(timeout=240)
         finally:
             agent.kill()
     assert agent.returncode == 0, said

@@ -92,7 +92,7 @@ def test_npm_takes_the_certificate_authorities_that_the_system_has(
     monkeypatch.setenv("SSL_CERT_FILE", str(authority))
     monkeypatch.delenv("NODE_USE_SYSTEM_CA", raising=False)
     program = "import pathlib, sys, cdk.tool.npm; cdk.tool.npm.install_locked(pathlib.Path(sys.argv[1]))"
-    subprocess.run([sys.executable, "-c", program, project], cwd=ROOT, timeout=100, check=True)
+    subprocess.run([sys.executable, "-c", program, project], cwd=ROOT, timeout=240, check=True)
     assert json.loads((project / "node_modules/hello/package.json").read_text())["version"] == "1.0.0"
 
 
@@ -131,7 +131,7 @@ def test_each_test_that_needs_a_download_fails_at_once_with_the_reason(tmp_path:
         """)
     )
     line = [sys.executable, "-m", "pytest", "-q", "-s", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path]
-    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(line, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
     assert "2 errors" in done.stdout.splitlines()[-1], done.stdout
     assert done.stdout.count("asked the registry") == 1
     assert "\nthe CDK command line could not be installed from npm: away\n" in done.stdout

@@ -21,7 +21,7 @@ from tests.kits.waiting import until
 
 pytestmark = [pytest.mark.emulator, pytest.mark.processes]
 
-ONE_ATTEMPT: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "read_timeout": 5}
+ONE_ATTEMPT: dict[str, Any] = {"retries": {"total_max_attempts": 1}, "read_timeout": 30}
 TABLE = {
     "TableName": "jobs",
     "BillingMode": "PAY_PER_REQUEST",

@@ -190,10 +190,10 @@ def test_clients_leave_the_environment_of_the_caller_alone(monkeypatch: pytest.M
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "somebody's")
     monkeypatch.setenv("AWS_ENDPOINT_URL", "https://example.invalid")
     with Emulator() as emulator:
-        client = emulator.client("dynamodb", max_connections=7, read_timeout=3)
+        client = emulator.client("dynamodb", max_connections=7, read_timeout=30)
         assert client.meta.endpoint_url == emulator.endpoint_url
         assert client.meta.config.max_pool_connections == 7
-        assert client.meta.config.read_timeout == 3
+        assert client.meta.config.read_timeout == 30
         client.list_tables()
         environment = Path(f"/proc/{emulator.pid}/environ").read_bytes()
         assert b"AWS_" not in environment
