@@ -37,7 +37,7 @@ def tool(*arguments: str, home: Path, **environment: str) -> subprocess.Complete
         env=surroundings(home, **environment),
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
     )
 
@@ -111,7 +111,7 @@ def test_ctrl_c_before_anything_has_begun_ends_in_one_line(tmp_path: Path) -> No
             silent.settimeout(60)
             connection, _ = silent.accept()
             os.killpg(process.pid, signal.SIGINT)
-            said, complained = process.communicate(timeout=60)
+            said, complained = process.communicate(timeout=240)
             connection.close()
     assert (process.returncode, said, complained) == (130, "", "baton: interrupted before anything was changed.\n")
 
@@ -131,7 +131,7 @@ def test_ctrl_c_while_the_cdk_command_line_runs_says_how_to_go_on() -> None:
         while "Bundling" not in process.stderr.readline():
             assert process.poll() is None, "it ended before it began"
         os.killpg(process.pid, signal.SIGINT)
-        _, complained = process.communicate(timeout=60)
+        _, complained = process.communicate(timeout=240)
     assert process.returncode == 130, complained
     assert complained.splitlines()[-1] == (
         "baton: interrupted. AWS completes the operation in progress;"

@@ -20,7 +20,7 @@ from tests.kits.stack.control_plane import ControlPlane
 
 ROOT = Path(__file__).resolve().parents[3]
 STAGE = "e2e"
-DEPLOY_TIMEOUT_S = 240
+DEPLOY_TIMEOUT_S = 480
 DEPLOYED_HERE = ("-c", "target=host", "--require-approval=never")
 """Options of a CDK deployment whose functions run on this machine."""
 
