@@ -19,6 +19,7 @@ from functions.api.machines.enrolment_keys import EnrolmentKeys
 from functions.fleet.clock import FleetClock
 from functions.fleet.lifecycle import COST_STORED_EVERY_S, TICK_S
 from functions.fleet.records import StoredFleet
+from functions.fleet.ticks.balances import EVERY_S, LOOK_S
 from functions.fleet.ticks.controller import FleetController
 from functions.fleet.ticks.demand import waiting_jobs
 from functions.storage.dynamodb.fleet import DynamoFleetStore
@@ -40,7 +41,9 @@ class FleetRecording:
         self._store = DynamoFleetStore(plane.dynamodb, plane.prefix)
         self._context = replace(plane.context, fleet=self._store)
         self._provider = VirtualProvider()
-        self._now = plane.context.clock.now()
+        now = plane.context.clock.now()
+        # Whatever the time, no look at a credit falls into a billed tick: the first one follows half an hour later.
+        self._now = now + (LOOK_S + TICK_S - now) % EVERY_S
 
     def run(self) -> dict[str, Billed]:
         """Rent two machines one after the other, and bill what each adds."""

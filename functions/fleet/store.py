@@ -33,7 +33,7 @@ class FleetStore(Protocol):
     def release(self, fence: int, *, finished_at: int | None = None) -> None:
         """End the controller's lease early, if `fence` is still the newest.
 
-        finished_at: time at which a tick has looked after every fleet; None for a tick that has not.
+        finished_at: time at which a tick began that has looked after every fleet; None for a tick that has not.
         """
 
     def last_tick(self) -> int | None:

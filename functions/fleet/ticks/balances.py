@@ -15,19 +15,23 @@ LOW_H = 2.0
 EVERY_S = 1800
 """Time between two looks at the credit of a provider whose machines cost money."""
 LOOK_S = 300
-"""Time from the beginning of each period in which the first tick looks: some ticks are late, and nudges bring more."""
+"""Time from the beginning of each period in which the first tick looks, because some ticks are late."""
 
 
 def watch_balances(tick: Tick, fleets: Sequence[StoredFleet]) -> None:
     """Tell the fleets whose machines will lose their provider's account, while there is time to add credit."""
-    if tick.now() % EVERY_S >= LOOK_S:
-        return
+    since_s = tick.begun_at % EVERY_S
     machines = [machine for group in tick.machines.values() for machine in group]
-    for provider, usd_per_hour in sum_spending(machines).items():
+    spending = sum_spending(machines) if since_s < LOOK_S else {}
+    last = tick.store.last_tick() if spending else None
+    if last is not None and last >= tick.begun_at - since_s:
+        return
+    for provider, usd_per_hour in spending.items():
         driver = tick.drivers.get(provider)
         if driver is None or not tick.may_call(driver, "examine"):
             continue
-        if not tick.store.allow(provider, "balance", tick.now(), LOOK_S):
+        # Ticks that do not finish come here again.
+        if not tick.store.allow(provider, "balance", tick.now(), EVERY_S // 2):
             continue
         try:
             balance_usd = tick.ask(provider, partial(driver.examine, f"{tick.store.deployment()}-")).balance_usd

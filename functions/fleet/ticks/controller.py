@@ -141,7 +141,7 @@ class FleetController:
         except FenceLost:
             logger.warning("another controller has taken over; this tick ends")
             return report
-        self._store.release(fence, finished_at=self._now() if report.finished else None)
+        self._store.release(fence, finished_at=tick.begun_at if report.finished else None)
         return report
 
     def _trains(self, job_id: str) -> bool:

@@ -128,6 +128,7 @@ class Tick:
         self.report = report
         self.keys = keys
         self.now = now
+        self.begun_at = now()
         self._time_left_s = time_left_s
         self._pause = pause
         self.read_jobs = read_jobs

@@ -9,6 +9,7 @@ from functions.fleet.ticks.balances import EVERY_S
 from tests.twins.provider import VirtualProvider
 from tests.unit.fleet.night import TENANT, Night
 from tests.unit.fleet.test_fleet_nights import spec
+from tests.unit.fleet.test_fleet_providers import add_fleet
 
 
 @pytest.fixture
@@ -66,6 +67,16 @@ def test_a_low_credit_is_an_event_of_the_fleet_twice_an_hour(night: Night, monke
 def test_one_tick_of_each_half_hour_looks_at_a_credit(
     night: Night, monkeypatch: pytest.MonkeyPatch, offsets_s: tuple[int, ...], looks: list[int]
 ) -> None:
+    examined = examined_at(night, monkeypatch)
+    begun = night.now
+    for offset_s in offsets_s:
+        night.now = begun + offset_s
+        night.controller().tick()
+    assert examined == looks and len(warnings(night)) == len(looks)
+
+
+def examined_at(night: Night, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let a machine run; return the list of the coming looks, in seconds of the next period."""
     night.now -= 3 * EVERY_S
     night.step(2)
     begun, examined = 1_699_999_200, list[int]()
@@ -75,10 +86,32 @@ def test_one_tick_of_each_half_hour_looks_at_a_credit(
         return AccountReport(account="me", balance_usd=0.4)
 
     monkeypatch.setattr(night.providers["loopback"], "examine", examine)
-    for offset_s in offsets_s:
-        night.now = begun + offset_s
+    night.now = begun
+    return examined
+
+
+def test_a_tick_across_the_beginning_of_a_period_leaves_the_look_to_the_next_one(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    examined = examined_at(night, monkeypatch)
+    night.now -= 5
+
+    def wait(call: str) -> None:
+        night.now += 15 * (call == "inventory")
+
+    night.interrupt = wait
+    for _ in range(3):
         night.controller().tick()
-    assert examined == looks and len(warnings(night)) == len(looks)
+        night.now += 45
+    assert examined == [70]
+
+
+def test_ticks_that_do_not_finish_look_once(night: Night, monkeypatch: pytest.MonkeyPatch) -> None:
+    examined = examined_at(night, monkeypatch)
+    add_fleet(night, name="second", providers=["loopback"])
+    night.store.damaged_fleets.add((TENANT, "second"))
+    night.step(6)
+    assert examined == [0] and not night.reports[-1].finished
 
 
 def test_a_tick_without_time_has_not_finished(night: Night) -> None:
