@@ -8,6 +8,7 @@ import { hrefOf } from "../core/router.js";
 import { JobActions, titleOf } from "../jobs/actions.js";
 import { may, session } from "../core/session.js";
 import { forecast, liveOf } from "../jobs/attempts.js";
+import { QueueNote } from "../jobs/queue-feed.js";
 import { why } from "../jobs/why.js";
 import { Share } from "./share.js";
 
@@ -30,7 +31,7 @@ export function JobHeader({ job, attempts, more, overhead_usd, machines }) {
       </div>
     </div>
     <div class="job-actions"><${JobActions} job=${job} />${may("submit") && html`<a class="button" href=${hrefOf("/submit", { from: job.id })}>Submit again</a><${Share} job=${job} />`}</div>
-    ${sentence && html`<div class="job-why job-why-${job.state}"><p>${sentence}.</p><${LastEnd} job=${job} attempts=${attempts} /></div>`}
+    ${sentence && html`<div class="job-why job-why-${job.state}"><p>${sentence}.</p>${job.state === "pending" && !job.not_before && may("submit") && html`<${QueueNote} job=${job} now=${now} attempts=${attempts} />`}<${LastEnd} job=${job} attempts=${attempts} /></div>`}
     <dl class="facts">
       <${Fact} name="Progress" wide>
         ${step === undefined ? html`<span class="soft">no step yet</span>` : html`<b>${count(step)}</b>${total_steps ? html`<span class="soft"> of ${count(total_steps)} steps${share === null ? "" : `, ${percent(share)}`}</span>` : html`<span class="soft"> steps</span>`}`}

@@ -43,10 +43,14 @@ function pending(job, now, attempts) {
   return `Waits ${waited(now - job.updated_at)}for ${worker}${before}${avoided(job, now, attempts)}`;
 }
 
-/** Tell which machines failed the job and cannot claim it yet. */
+/** Return the machines that failed the job and cannot claim it yet, with the remaining seconds, as a Map. */
+export function avoidedMachines(job, now, attempts) {
+  const ends = (attempts ?? []).filter((one) => one.end === "failed" && one.machine_id).map((one) => [one.machine_id, one.ended_at + job.policy.avoid_machine_s - now]);
+  return new Map([...new Map(ends)].filter(([, left_s]) => left_s > 0));
+}
+
 function avoided(job, now, attempts) {
-  const ends = new Map((attempts ?? []).filter((one) => one.end === "failed" && one.machine_id).map((one) => [one.machine_id, one.ended_at + job.policy.avoid_machine_s]));
-  const left = [...ends].filter(([, end]) => end > now).map(([machine, end]) => `${machine} (for ${duration(end - now)})`);
+  const left = [...avoidedMachines(job, now, attempts)].map(([machine, left_s]) => `${machine} (for ${duration(left_s)})`);
   return left.length ? `. These machines failed the job and cannot claim it yet: ${left.join(", ")}` : "";
 }
 

@@ -188,6 +188,8 @@ def photograph_fleets(page: Any, stack: Stack) -> None:
             photograph(page, name, shown.first)
         page.goto(f"{stack.url}/console#/jobs/{job}?tab=machines")
         photograph(page, "job-machines", page.get_by_role("table", name="Fleets"))
+        page.goto(f"{stack.url}/console#/jobs/{Scene(stack, 'days').submit('unet-waits')}")
+        photograph(page, "job-waits", page.get_by_text("Fleet days rents no machine"))
         page.goto(f"{fleets}/nights")
         page.get_by_role("button", name="Stop").click()
         photograph(page, "dialog-stop-fleet", page.get_by_role("dialog"))

@@ -142,6 +142,16 @@ def test_a_job_tells_which_rented_machines_served_it(desk: Desk, night: Night) -
     assert not [request for request in desk.requests if f"{own_id}/machines" in request]
 
 
+def test_a_waiting_job_says_why_its_fleet_rents_no_machine(reader: Desk, night: Night) -> None:
+    page = reader.visit(f"/jobs/{Scene(reader.stack, night.poor).submit('waits for money')}")
+    why = page.locator(".job-why")
+    expect(why).to_contain_text(f"Fleet {night.poor} rents no machine: {SHORTAGE}.")
+    reader.examine(page)
+    why.get_by_role("link", name=night.poor).click()
+    expect(page.get_by_role("heading", name=night.poor)).to_be_visible()
+    assert not [one for one in reader.requests if "status=running" in one], "a fleet tells what its machines do"
+
+
 def test_a_job_that_rents_for_itself_costs_boots_and_idle_time_too(desk: Desk, night: Night) -> None:
     rent = {"budget_usd": 5, "providers": ["loopback"]}
     job_id = desk.stack.client.submit(JobSubmit(command=["train"], outputs=[], rent=rent)).id

@@ -295,11 +295,30 @@ def test_a_failed_job_says_why(reader: Desk, scene: Scene) -> None:
     expect(page.get_by_role("heading", name="No metrics yet")).to_be_visible()
 
 
-def test_a_waiting_job_tells_whether_a_fleet_serves_its_queue(reader: Desk, scene: Scene) -> None:
+def test_a_waiting_job_tells_its_place_in_the_queue_and_whether_workers_are_busy(reader: Desk, scene: Scene) -> None:
+    scene.submit("first", priority=60)
     page = reader.visit(f"/jobs/{scene.submit('waits')}")
     expect(page.locator(".fact", has_text="Cost")).to_have_text("Cost–")
+    unserved = f"No fleet serves the queue '{scene.queue}'."
+    idle = f"No job of the queue '{scene.queue}' runs now. Start a worker."
+    expect(page.locator(".job-why")).to_contain_text(f"1 job of its queue precedes it. {unserved} {idle}")
+    scene.claim("m-1")
+    # A page that stays open asks for one of them each half a minute.
+    for part in ("/machines", "status=pending", "status=running"):
+        with page.expect_response(lambda answer, part=part: part in answer.url):
+            reader.come_back(page)
+    busy = f"All workers are busy or unsuitable: 1 job of the queue '{scene.queue}' runs now."
+    expect(page.locator(".job-why")).to_contain_text(f"It is the first job of its queue. {unserved} {busy}")
+    reader.examine(page)
     page.get_by_role("link", name="Machines").click()
     expect(page.get_by_text(f"No fleet serves queue {scene.queue}")).to_be_visible()
+    for job in reader.stack.client.jobs(queue=scene.queue).jobs:
+        reader.stack.client.stop(job.id)
+    expect(page.get_by_text(unserved)).to_have_count(0)
+    reader.requests.clear()
+    reader.come_back(page)
+    expect(page.get_by_text("By a user")).to_be_visible()
+    assert not [one for one in reader.requests if "status=" in one], "an ended job has no place in a queue"
 
 
 def test_pictures_by_step(reader: Desk, trained: str) -> None:
