@@ -65,12 +65,15 @@ FLEET_POLL_S, HISTORY_READ_S, RING_POLL_S, PART_POLL_S = 15, 190, 12, 30
 """Polls of fleets, whose data change with a tick's stored costs, every five minutes; readings of a fleet's history,
 every five minutes and after each of 7 transitions an hour; polls of rings, and of a job's World and Machines
 (polling.js)."""
+WAITING_PARTS = 3
+"""Answers for which the page of a waiting job without a fleet asks in turn, one every PART_POLL_S: rented machines,
+waiting jobs, running jobs (queue-feed.js)."""
 HEADER_BYTES = 500
 """Assumption: the headers of an answer."""
 VIEWED_FLEETS, VIEWED_MACHINES, VIEWED_RINGS, VIEWED_WRITERS, VIEWED_READERS = 3, 4, 3, 4, 2
 """Fleets and rings of the recorded views, and the machines, generators and trainings of each."""
-LISTED_JOBS = 10
-"""Running jobs of the recorded list."""
+LISTED_JOBS, MOST_LISTED_JOBS = 10, 40
+"""Running jobs of the recorded list, and most jobs of a list on the page of a waiting job (queue-feed.js)."""
 CONSOLE_POLL_BYTES = 6000
 """Assumption: compressed answer with 50 jobs, and its headers; 50 equal jobs have half as many bytes."""
 DURATION_MS = {
@@ -125,9 +128,15 @@ FUNCTIONS = {
 PLATFORM_LOG_BYTES, OWN_LOG_BYTES, ACCESS_LOG_BYTES = 400, 350, 300
 """Lambda's three lines of a call, our own (none for a heartbeat), the API's."""
 
+WAITING = f"a waiting job, {LISTED_JOBS} jobs in its queue"
 VIEWS: Mapping[str, Mapping[str, float]] = {
     f"World of a job with {NODES} nodes": {"job": PAGE_POLL_S, "world": PART_POLL_S},
     "Machines of a job": {"job": PAGE_POLL_S, "machines of a job": PART_POLL_S},
+    WAITING: {
+        "job": FLEET_POLL_S,
+        "machines of a job": WAITING_PARTS * PART_POLL_S,
+        "list of jobs": WAITING_PARTS / 2 * PART_POLL_S,
+    },
     f"Fleets, {VIEWED_FLEETS} of {VIEWED_MACHINES} machines": {"list of fleets": FLEET_POLL_S},
     f"a fleet of {VIEWED_MACHINES} machines": {"fleet": FLEET_POLL_S, "history of a fleet": HISTORY_READ_S},
     f"Rings, {VIEWED_RINGS} of them": {"list of rings": RING_POLL_S},

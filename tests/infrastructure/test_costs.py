@@ -13,14 +13,17 @@ from bench.costs.cost_model import (
     BOUND_CONTROL,
     BOUND_KELPIE,
     BOUND_ORIGINAL,
+    CONSOLE_POLL_BYTES,
     DURATION_MS,
     FLEET,
     FLEET_POLL_S,
     FUNCTIONS,
     LISTED_JOBS,
+    MOST_LISTED_JOBS,
     PART_POLL_S,
     RING_POLL_S,
     VIEWS,
+    WAITING,
     Costs,
     K,
     kelpie_usd,
@@ -69,6 +72,18 @@ def test_a_working_day_of_a_job_s_page_costs_at_most_a_cent() -> None:
 @pytest.mark.parametrize("view", VIEWS)
 def test_a_working_day_of_a_view_of_the_console_costs_at_most_a_cent(view: str) -> None:
     assert Costs(recorded()).view_day(view) <= 0.01
+
+
+def test_a_working_day_of_the_page_of_a_waiting_job_costs_at_most_a_cent_with_the_longest_lists() -> None:
+    # Half a unit for each job, half for each running job's lease; half of the lists have running jobs.
+    longest = {
+        **recorded()["list of jobs"],
+        "read": 0.75 * MOST_LISTED_JOBS + 1,
+        "answer_kb": CONSOLE_POLL_BYTES / 1000,
+    }
+    assert Costs({**recorded(), "list of jobs": longest}).view_day(WAITING) <= 0.01
+    source = (CONSOLE / "jobs" / "queue-feed.js").read_text(encoding="utf-8")
+    assert f"const LISTED = {MOST_LISTED_JOBS};" in source and "this.pause_s = PART_INTERVAL_S;" in source
 
 
 def test_the_console_asks_as_rarely_as_its_costs_say() -> None:
