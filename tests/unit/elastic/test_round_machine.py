@@ -27,15 +27,13 @@ class RoundMachine(RuleBasedStateMachine):
         overlap=st.booleans(),
         codec=st.sampled_from([None, "int4"]),
         fragments=st.sampled_from([1, 2, 3]),
-        part_s=st.sampled_from([0.0, 0.0, 3.0]),
     )
-    def begin(self, least: int, overlap: bool, codec: str | None, fragments: int, part_s: float) -> None:
+    def begin(self, least: int, overlap: bool, codec: str | None, fragments: int) -> None:
         self.sim = Simulation(least, SEATS)
         self.settings = {
             "overlap": overlap,
             "feedback": CODECS[codec] if codec else None,
             "fragments": fragments,
-            "part_s": part_s,
         }
         self.revive(3)
 
