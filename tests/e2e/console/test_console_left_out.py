@@ -53,7 +53,7 @@ def test_the_attempts_of_all_pages_count(desk: Desk, scene: Scene) -> None:
     pages = 99
     page.reload()
     expect(fact).to_contain_text("more than $1,200.00")
-    page.get_by_role("link", name="Jobs", exact=True).first.click()
+    page.goto(f"{desk.stack.url}/console#/jobs?queue={scene.queue}")
     expect(row).to_have_text("more than $300.00")
 
 
