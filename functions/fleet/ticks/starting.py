@@ -265,7 +265,7 @@ class MachineStarter:
                 dear.append(shortage)
                 continue
             if not self._tick.in_time:
-                return "the next tick goes on"
+                return LATER
             if not self._tick.may_call(driver, "create"):
                 tried[market] = OFFERS_PER_TICK
                 problems = [*problems, f"{offer.provider}: {LATER}"]

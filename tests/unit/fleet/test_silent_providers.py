@@ -12,6 +12,7 @@ import pytest
 from baton.contract.fleets.fleet import FleetSpec
 from baton.contract.fleets.fleet import MachineState as State
 from functions.fleet.drivers.protocol import AccountReport, CreateIntent, CreateResult, NotCreated, ProviderUnavailable
+from functions.fleet.drivers.ssh.connection import CONNECT_S
 from functions.fleet.records import Inventory, Offer
 from functions.fleet.ticks import tick
 from tests.kits.waiting import soon
@@ -31,6 +32,7 @@ class BlackHole(VirtualProvider):
     night: Night
     silent: frozenset[str] = frozenset()
     asked: list[str]
+    sent_s: float = SENT_S
 
     def _hang(self, call: str, seconds: float) -> None:
         self.asked.append(call)
@@ -49,13 +51,13 @@ class BlackHole(VirtualProvider):
 
     def create(self, intent: CreateIntent) -> CreateResult:
         try:
-            self._hang("create", SENT_S)
+            self._hang("create", self.sent_s)
         except ProviderUnavailable as error:
             return NotCreated(reason=str(error))
         return super().create(intent)
 
     def destroy(self, handle: str) -> bool:
-        self._hang("destroy", SENT_S)
+        self._hang("destroy", self.sent_s)
         return super().destroy(handle)
 
     def examine(self, prefix: str) -> AccountReport:
@@ -146,6 +148,17 @@ def test_a_list_without_an_answer_keeps_no_machine_whose_provider_accepts_its_en
     hole.silent = frozenset()
     step(night, 5)
     assert at(night, "vast") == [State.GONE] * 2
+
+
+def test_a_dead_host_that_cannot_be_left_stops_no_start_at_the_other_hosts() -> None:
+    night, hole = make_hole(max=2, providers=["vast"])
+    night.submit(hours=0.1)
+    hole.silent, hole.sent_s = frozenset({"destroy"}), CONNECT_S
+    step(night, 40)
+    assert at(night, "vast") == [State.TERMINATING], "the job has ended, and the host answers no more"
+    night.submit(hours=5)
+    step(night, 3)
+    assert len(at(night, "vast")) == 2
 
 
 @pytest.mark.parametrize("call", ["quote", "create"])
