@@ -26,8 +26,8 @@ from baton.contract.names import ProviderName
 
 MAX_FLEET_MACHINES = 1000
 MAX_FLEET_IN_TOKEN = 28
-MAX_INSTANCE_CHARACTERS = 128
 """Characters of the fleet's name within the name of a machine."""
+MAX_INSTANCE_CHARACTERS = 128
 
 CONTAINER_PROVIDERS = frozenset({"vast", "salad", "runpod", "ec2"})
 """Providers that start the container image of a fleet; the others start the agent that is installed on the machine."""

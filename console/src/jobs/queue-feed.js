@@ -27,7 +27,7 @@ class QueueFeed extends Poller {
 
   async readNext() {
     this.pause_s = PART_INTERVAL_S;
-    const unread = () => this.names.find((name) => !this.data[name]);
+    const unread = () => (document.hidden ? undefined : this.names.find((name) => !this.data[name]));
     let changed = false;
     for (let name = unread() ?? this.names[this.turn++ % this.names.length]; name; name = unread()) {
       const answer = await getIfChanged(this.paths[name], this.etags[name]);
@@ -46,6 +46,7 @@ export function QueueNote({ job, now, attempts }) {
   useFollowed(feed);
   const { machines } = feed.data;
   const sentences = waitingFor(job, now, attempts, feed.data, machines && now + offsetOf(machines));
+  if (feed.error) return html`<p class="inline-error">${feed.error.message}</p>`;
   if (!sentences.length) return null;
   return html`<p>${sentences.map(([before, fleet, after]) => html`${before}${fleet && html`<a href="#/fleets/${fleet}">${fleet}</a>`}${after} `)}</p>`;
 }

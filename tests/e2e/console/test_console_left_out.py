@@ -59,10 +59,13 @@ def test_the_attempts_of_all_pages_count(desk: Desk, scene: Scene) -> None:
 
 def test_a_refused_list_is_no_empty_list_and_a_cut_list_is_told(desk: Desk, scene: Scene) -> None:
     job_id = scene.submit("refused")
+    page = desk.sign_in("/")
+    page.route("**/machines", lambda route: route.fulfill(status=422, json=REFUSAL))
+    page.goto(f"{desk.stack.url}/console#/jobs/{job_id}")
+    expect(page.locator(".job-why")).to_contain_text(REFUSAL["error"]["message"])
     training = Training(scene.claim("m-1"))
     training.train(1, 20, 100)
     training.commit(10, 5000)
-    page = desk.sign_in("/")
     page.route("**/checkpoints?*", lambda route: route.fulfill(status=422, json=REFUSAL))
     page.goto(f"{desk.stack.url}/console#/jobs/{job_id}?tab=checkpoints")
     expect(page.get_by_role("alert")).to_contain_text("invalid_cursor")
