@@ -48,9 +48,9 @@ class PartReader:
         deadline = time.monotonic() + READ_S
         done_before = sum(one.done() for one in self._reads.values())
         while True:
-            self._begin(requests, share)
+            busy = self._begin(requests, share)
             running = [one for one in self._reads.values() if not one.done()]
-            is_idle = len(running) < PARALLEL_READS and len(self._reads) < len(requests)
+            is_idle = busy < PARALLEL_READS and len(self._reads) < len(requests)
             has_ended = len(self._reads) - len(running) > done_before
             left_s = deadline - time.monotonic()
             if not running or left_s <= 0 or (is_idle and has_ended):
@@ -63,12 +63,14 @@ class PartReader:
         """Begin no further read; the transfer ends the running ones."""
         self._pool.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, requests: Sequence[tuple[Peer, PartRequest]], share: int) -> None:
+    def _begin(self, requests: Sequence[tuple[Peer, PartRequest]], share: int) -> int:
+        """Begin the reads that have a thread, and return the number of running reads."""
         busy = Counter(peer for (peer, _), one in self._reads.items() if not one.done())
         for peer, part in requests:
             if (peer, part) not in self._reads and busy.total() < PARALLEL_READS and busy[peer] < share:
                 self._reads[peer, part] = self._pool.submit(self._transfer.read, peer, part)
                 busy[peer] += 1
+        return busy.total()
 
     def _take(self, request: tuple[Peer, PartRequest]) -> torch.Tensor | ElasticError | None:
         if request not in self._reads:

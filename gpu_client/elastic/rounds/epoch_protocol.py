@@ -262,7 +262,7 @@ class EpochProtocol:
                 return "newest"
             fetched = yield from self.fetch_parts(target, holders, PREFETCHED_PARTS)
             left = len(self._replica.find_differences(target))
-            if once:
+            if once and not self._has(target):
                 return "part" if left and fetched.goes_on else "nothing"
             passes = 0.0 if left < least else passes + fetched.ended
             least = min(least, left)

@@ -63,7 +63,7 @@ from gpu_client.elastic.rounds.world_metrics import (
 )
 from gpu_client.elastic.rounds.world_steward import WorldSteward
 
-PARTS_BETWEEN_TICKS = 16
+PARTS_BETWEEN_TICKS = 64
 MAX_CATCH_UP_S = 30.0
 """Longest time that the members of a group wait for a member that fetches the group's state."""
 MAX_REPAIRS = 5
@@ -140,9 +140,10 @@ class RoundProtocol:
                 target = next(one for one in statuses if one.node == decision.reference)
                 arrived = yield from self._catch_up(group, statuses, target)
                 failures = 0 if arrived else failures + 1
-                is_late = self._lacks(target) and self._clock() > began_at + MAX_CATCH_UP_S
+                # While no member has had the group's state, no member may exclude this one before its lease ends.
+                is_late = self._lacks(target) and target.synced_epoch and self._clock() > began_at + MAX_CATCH_UP_S
                 if is_late or failures >= MAX_FETCH_FAILURES:
-                    yield from self._leave_behind(group, target.round, is_late=is_late)
+                    yield from self._leave_behind(group, target.round, is_late=bool(is_late))
                     return
             else:
                 self._note_epoch(group, statuses)
@@ -268,6 +269,7 @@ class RoundProtocol:
 
     def _reduce(self, group: EpochGroup, decided: Reduce, statuses: Sequence[MemberStatus]) -> Steps[None]:
         replica, progress = self._replica, self._progress
+        self._concluding = decided.members
         if not decided.kept:
             waits = [one.ready_for_s for one in statuses if one.ready]
             self._lags_s.extend(max(waits) - one for one in waits)

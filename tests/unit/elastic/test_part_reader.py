@@ -48,7 +48,7 @@ class Lines:
 
 @pytest.fixture
 def lines(monkeypatch: pytest.MonkeyPatch) -> Iterator[Lines]:
-    monkeypatch.setattr(part_reader, "READ_S", 0.3)
+    monkeypatch.setattr(part_reader, "READ_S", 1.0)
     lines = Lines()
     yield lines
     lines.close()
