@@ -42,7 +42,7 @@ class FleetRecording:
         self._context = replace(plane.context, fleet=self._store)
         self._provider = VirtualProvider()
         now = plane.context.clock.now()
-        # Whatever the time, no look at a credit falls into a billed tick: the first one follows half an hour later.
+        # The first look at a credit follows half an hour later, therefore no billed tick contains one.
         self._now = now + (LOOK_S + TICK_S - now) % EVERY_S
 
     def run(self) -> dict[str, Billed]:

@@ -157,7 +157,7 @@ class ElasticResults:
             ),
             Claim(
                 f"The reporting members sent {size_text(self.sent_bytes)}, {100 * share:.0f} % of float32. "
-                f"Survivors of faults reduced {self.repaired_buckets} buckets again.",
+                f"Buckets that survivors of faults reduced again: {self.repaired_buckets}.",
             ),
             Claim(
                 f"All {len(self.weights)} processes that reached the end hold the same weights, bit for bit "

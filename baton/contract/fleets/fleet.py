@@ -252,7 +252,7 @@ class FleetPage(AnswerModel):
 
     fleets: list[FleetView]
     damaged: list[str] = []
-    """One line for each fleet that is left out, because one of its records cannot be read."""
+    """Lines, each of which names a fleet that the answer leaves out, because a record of the fleet cannot be read."""
 
 
 class MachinePage(AnswerModel):
