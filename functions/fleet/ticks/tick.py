@@ -53,8 +53,8 @@ READING_AT_LEAST_S = 5.0
 HANG_S = 14.0
 """Duration of a failed call after which the tick asks the provider no more: a few such calls would use up the tick.
 
-A call of a provider without an answer lasts 15 s. One dead host of ssh ends a call after 10 s and says nothing about the
-other hosts."""
+A call of a provider without an answer lasts 15 s. One dead host of ssh ends a call after 10 s and says nothing about
+the other hosts."""
 LONGEST_PAUSE_S = 15
 """Longest interval between two calls that a tick waits for instead of leaving the call to the next tick."""
 DESTROY_EVERY_S = 30
