@@ -27,7 +27,7 @@ SPEED = 60
 """Speed of the fleets' clock: a second is a minute, and a minute costs an hour of rent."""
 FLEET = "demo"
 FOLDER = Path(__file__).parent.relative_to(ROOT)
-STEPS = 300
+STEPS = 240
 KILL_AT = 150
 """Between two checkpoints, so that the next machine repeats steps."""
 RENT_S = 240.0
