@@ -23,6 +23,7 @@ from functions.fleet.ticks.tick import LEAST_TIME_S
 from functions.storage.dynamodb.fleet import DynamoFleetStore
 
 MACHINES, JOBS, FLEETS = 1000, 10_000, 4
+TICKS_AN_HOUR = 60
 ANSWER_S = (0.005, 0.010)
 """Answer time of DynamoDB: usual, and slow."""
 CPU_SHARE = 0.29
@@ -50,6 +51,8 @@ def measure(endpoint_url: str, *, machines: int = MACHINES, jobs: int = JOBS) ->
         raise RuntimeError(f"the tick did not look after all machines: {found}")
     requests = sum(found["requests"].values())
     usual, slow = (requests * answer_s + found["cpu_s"] / CPU_SHARE for answer_s in ANSWER_S)
+    storing = 3600 / COST_STORED_EVERY_S
+    hourly = storing * requests + (TICKS_AN_HOUR - storing) * sum(quiet["requests"].values())
     name = f"tick that stores {machines} machines, {jobs} waiting jobs"
     return [
         Figure(name=f"{name}: requests", unit="requests", rounds=[requests], details=found),
@@ -61,6 +64,7 @@ def measure(endpoint_url: str, *, machines: int = MACHINES, jobs: int = JOBS) ->
             name="the next tick: requests", unit="requests", rounds=[sum(quiet["requests"].values())], details=quiet
         ),
         Figure(name="the next tick: CPU time", unit="s", rounds=[quiet["cpu_s"]]),
+        Figure(name="ticks: requests per machine-hour", unit="requests", rounds=[hourly / machines]),
     ]
 
 
